@@ -177,13 +177,17 @@ func (x *ConfineReply) GetRunnerFailureRules() []*RunnerFailureRule {
 // Launch is how to start the confined command. An executor that knows the native form's kind uses it, any other one
 // runs argv, which always works.
 type Launch struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Argv          []string               `protobuf:"bytes,1,rep,name=argv,proto3" json:"argv,omitempty"`
-	Env           []*EnvVar              `protobuf:"bytes,2,rep,name=env,proto3" json:"env,omitempty"` // to be set over the caller's environment
-	UnsetEnv      []string               `protobuf:"bytes,3,rep,name=unset_env,json=unsetEnv,proto3" json:"unset_env,omitempty"`
-	Cwd           string                 `protobuf:"bytes,4,opt,name=cwd,proto3" json:"cwd,omitempty"`     // directory to start argv in
-	Files         []*LaunchFile          `protobuf:"bytes,5,rep,name=files,proto3" json:"files,omitempty"` // extra descriptors argv expects, from 3 upwards, in order
-	Native        *NativeLaunch          `protobuf:"bytes,6,opt,name=native,proto3" json:"native,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Argv     []string               `protobuf:"bytes,1,rep,name=argv,proto3" json:"argv,omitempty"`
+	Env      []*EnvVar              `protobuf:"bytes,2,rep,name=env,proto3" json:"env,omitempty"` // to be set over the caller's environment
+	UnsetEnv []string               `protobuf:"bytes,3,rep,name=unset_env,json=unsetEnv,proto3" json:"unset_env,omitempty"`
+	Cwd      string                 `protobuf:"bytes,4,opt,name=cwd,proto3" json:"cwd,omitempty"`     // directory to start argv in
+	Files    []*LaunchFile          `protobuf:"bytes,5,rep,name=files,proto3" json:"files,omitempty"` // extra descriptors argv expects, from 3 upwards, in order
+	Native   *NativeLaunch          `protobuf:"bytes,6,opt,name=native,proto3" json:"native,omitempty"`
+	// When not empty, argv starts with an empty environment and the command's one travels in one more descriptor after
+	// files: for each variable these words, its name and its value, each ended by a NUL. A runner works outside the sandbox
+	// it builds, where a variable such as LD_PRELOAD is code.
+	EnvWords      []string `protobuf:"bytes,7,rep,name=env_words,json=envWords,proto3" json:"env_words,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -256,6 +260,13 @@ func (x *Launch) GetFiles() []*LaunchFile {
 func (x *Launch) GetNative() *NativeLaunch {
 	if x != nil {
 		return x.Native
+	}
+	return nil
+}
+
+func (x *Launch) GetEnvWords() []string {
+	if x != nil {
+		return x.EnvWords
 	}
 	return nil
 }
@@ -728,14 +739,15 @@ const file_cordon_sandbox_v1_sandbox_proto_rawDesc = "" +
 	"\x06runner\x18\x02 \x01(\tR\x06runner\x12@\n" +
 	"\venforcement\x18\x03 \x01(\v2\x1e.cordon.sandbox.v1.EnforcementR\venforcement\x12+\n" +
 	"\x11denial_signatures\x18\x04 \x03(\tR\x10denialSignatures\x12V\n" +
-	"\x14runner_failure_rules\x18\x05 \x03(\v2$.cordon.sandbox.v1.RunnerFailureRuleR\x12runnerFailureRules\"\xe6\x01\n" +
+	"\x14runner_failure_rules\x18\x05 \x03(\v2$.cordon.sandbox.v1.RunnerFailureRuleR\x12runnerFailureRules\"\x83\x02\n" +
 	"\x06Launch\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\tR\x04argv\x12+\n" +
 	"\x03env\x18\x02 \x03(\v2\x19.cordon.sandbox.v1.EnvVarR\x03env\x12\x1b\n" +
 	"\tunset_env\x18\x03 \x03(\tR\bunsetEnv\x12\x10\n" +
 	"\x03cwd\x18\x04 \x01(\tR\x03cwd\x123\n" +
 	"\x05files\x18\x05 \x03(\v2\x1d.cordon.sandbox.v1.LaunchFileR\x05files\x127\n" +
-	"\x06native\x18\x06 \x01(\v2\x1f.cordon.sandbox.v1.NativeLaunchR\x06native\"2\n" +
+	"\x06native\x18\x06 \x01(\v2\x1f.cordon.sandbox.v1.NativeLaunchR\x06native\x12\x1b\n" +
+	"\tenv_words\x18\a \x03(\tR\benvWords\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"&\n" +
