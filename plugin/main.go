@@ -1,0 +1,112 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	goplugin "github.com/hashicorp/go-plugin"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+)
+
+// Handshake is what host and plugin must agree on before anything else. The cookie keeps a person from running a plugin
+// by hand; it protects nothing.
+var Handshake = goplugin.HandshakeConfig{
+	ProtocolVersion:  1,
+	MagicCookieKey:   "CORDON_PLUGIN",
+	MagicCookieValue: "cordon",
+}
+
+// orphanGrace is how long a plugin whose host is gone may take to undo its effects.
+const orphanGrace = time.Second
+
+// Main serves p as the process it runs in, until the host stops it or is gone. It does not return.
+//
+// The host hands a pipe over as standard input and keeps the other end. When that closes, either the host has stopped this
+// generation or it is gone, however it ended; the process ends both ways.
+func Main[C any](p Plugin[C]) {
+	// What was open in whoever started the host must not reach anything this process starts.
+	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: close-on-exec of inherited descriptors: %v\n", p.Name, err)
+		os.Exit(1)
+	}
+	level := new(slog.LevelVar)
+	level.Set(slog.LevelDebug)
+	log := slog.New(hostHandler(os.Stderr, level))
+	slog.SetDefault(log)
+	s := newServer(p, log, level)
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin) // any end of it means the same
+		select {
+		case <-s.Stopped():
+			os.Exit(0)
+		default:
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), orphanGrace)
+		defer cancel()
+		_ = s.Close(ctx) // nobody is left to report to
+		os.Exit(1)
+	}()
+	goplugin.Serve(&goplugin.ServeConfig{
+		HandshakeConfig: Handshake,
+		Plugins:         goplugin.PluginSet{"cordon": Glue{}},
+		GRPCServer:      func(opts []grpc.ServerOption) *grpc.Server { return s.GRPC(opts...) },
+		Logger:          hclog.NewNullLogger(),
+	})
+}
+
+// Glue makes a Cordon plugin out of a go-plugin one: the client side is the bare connection, the server side is registered
+// by Server.GRPC.
+type Glue struct {
+	goplugin.NetRPCUnsupportedPlugin
+}
+
+func (Glue) GRPCServer(*goplugin.GRPCBroker, *grpc.Server) error { return nil }
+
+func (Glue) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
+	return conn, nil
+}
+
+// hostHandler writes records the way go-plugin reads them from a plugin's stderr.
+func hostHandler(w io.Writer, level slog.Leveler) slog.Handler {
+	return slog.NewJSONHandler(w, &slog.HandlerOptions{
+		Level: level,
+		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+			if len(groups) > 0 {
+				return a
+			}
+			switch a.Key {
+			case slog.TimeKey:
+				return slog.String("@timestamp", a.Value.Time().Format("2006-01-02T15:04:05.000000Z07:00"))
+			case slog.LevelKey:
+				l, _ := a.Value.Any().(slog.Level)
+				return slog.String("@level", hclogLevel(l))
+			case slog.MessageKey:
+				a.Key = "@message"
+			}
+			return a
+		},
+	})
+}
+
+func hclogLevel(l slog.Level) string {
+	switch {
+	case l < slog.LevelDebug:
+		return "trace"
+	case l < slog.LevelInfo:
+		return "debug"
+	case l < slog.LevelWarn:
+		return "info"
+	case l < slog.LevelError:
+		return "warn"
+	}
+	return "error"
+}
+
+// Interface guard.
+var _ goplugin.GRPCPlugin = Glue{}
