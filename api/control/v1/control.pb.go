@@ -438,6 +438,7 @@ type CallRequest struct {
 	Cwd           string                 `protobuf:"bytes,4,opt,name=cwd,proto3" json:"cwd,omitempty"`         // of a new session
 	Answer        string                 `protobuf:"bytes,5,opt,name=answer,proto3" json:"answer,omitempty"`   // allow-once or reject: how this caller's person answers what the call asks; "ask": show me the question
 	Confirm       string                 `protobuf:"bytes,6,opt,name=confirm,proto3" json:"confirm,omitempty"` // danger-full-access: the typed confirmation that goes with allow-once
+	Tag           string                 `protobuf:"bytes,7,opt,name=tag,proto3" json:"tag,omitempty"`         // chosen by the caller and repeated in the questions this call asks
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -510,6 +511,13 @@ func (x *CallRequest) GetAnswer() string {
 func (x *CallRequest) GetConfirm() string {
 	if x != nil {
 		return x.Confirm
+	}
+	return ""
+}
+
+func (x *CallRequest) GetTag() string {
+	if x != nil {
+		return x.Tag
 	}
 	return ""
 }
@@ -1210,9 +1218,11 @@ func (x *LoginReply) GetToken() string {
 	return ""
 }
 
+// InboxRequest with follow makes the caller somebody who is there to answer, until the stream ends.
 type InboxRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Follow        bool                   `protobuf:"varint,1,opt,name=follow,proto3" json:"follow,omitempty"`
+	Tag           string                 `protobuf:"bytes,2,opt,name=tag,proto3" json:"tag,omitempty"` // only the questions of calls with this tag; empty for all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1252,6 +1262,13 @@ func (x *InboxRequest) GetFollow() bool {
 		return x.Follow
 	}
 	return false
+}
+
+func (x *InboxRequest) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
 }
 
 type InboxEvent struct {
@@ -1320,6 +1337,7 @@ type Question struct {
 	Text          string                 `protobuf:"bytes,10,opt,name=text,proto3" json:"text,omitempty"`
 	Cwd           string                 `protobuf:"bytes,11,opt,name=cwd,proto3" json:"cwd,omitempty"`
 	AskedMs       int64                  `protobuf:"varint,12,opt,name=asked_ms,json=askedMs,proto3" json:"asked_ms,omitempty"`
+	Tag           string                 `protobuf:"bytes,13,opt,name=tag,proto3" json:"tag,omitempty"` // of the call, see CallRequest.tag
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1436,6 +1454,13 @@ func (x *Question) GetAskedMs() int64 {
 		return x.AskedMs
 	}
 	return 0
+}
+
+func (x *Question) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
 }
 
 type Settled struct {
@@ -1641,14 +1666,15 @@ const file_cordon_control_v1_control_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12!\n" +
 	"\finput_schema\x18\x03 \x01(\fR\vinputSchema\x12\x14\n" +
-	"\x05entry\x18\x04 \x01(\tR\x05entry\"\x9d\x01\n" +
+	"\x05entry\x18\x04 \x01(\tR\x05entry\"\xaf\x01\n" +
 	"\vCallRequest\x12\x12\n" +
 	"\x04tool\x18\x01 \x01(\tR\x04tool\x12\x1c\n" +
 	"\targuments\x18\x02 \x01(\fR\targuments\x12\x18\n" +
 	"\asession\x18\x03 \x01(\tR\asession\x12\x10\n" +
 	"\x03cwd\x18\x04 \x01(\tR\x03cwd\x12\x16\n" +
 	"\x06answer\x18\x05 \x01(\tR\x06answer\x12\x18\n" +
-	"\aconfirm\x18\x06 \x01(\tR\aconfirm\"\x9d\x01\n" +
+	"\aconfirm\x18\x06 \x01(\tR\aconfirm\x12\x10\n" +
+	"\x03tag\x18\a \x01(\tR\x03tag\"\x9d\x01\n" +
 	"\tCallReply\x12\x19\n" +
 	"\bis_error\x18\x01 \x01(\bR\aisError\x12\x14\n" +
 	"\x05texts\x18\x02 \x03(\tR\x05texts\x12\x12\n" +
@@ -1696,13 +1722,14 @@ const file_cordon_control_v1_control_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\tR\x04code\"\"\n" +
 	"\n" +
 	"LoginReply\x12\x14\n" +
-	"\x05token\x18\x01 \x01(\tR\x05token\"&\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\"8\n" +
 	"\fInboxRequest\x12\x16\n" +
-	"\x06follow\x18\x01 \x01(\bR\x06follow\"u\n" +
+	"\x06follow\x18\x01 \x01(\bR\x06follow\x12\x10\n" +
+	"\x03tag\x18\x02 \x01(\tR\x03tag\"u\n" +
 	"\n" +
 	"InboxEvent\x121\n" +
 	"\x05asked\x18\x01 \x01(\v2\x1b.cordon.control.v1.QuestionR\x05asked\x124\n" +
-	"\asettled\x18\x02 \x01(\v2\x1a.cordon.control.v1.SettledR\asettled\"\x83\x02\n" +
+	"\asettled\x18\x02 \x01(\v2\x1a.cordon.control.v1.SettledR\asettled\"\x95\x02\n" +
 	"\bQuestion\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\asession\x18\x02 \x01(\tR\asession\x12\x14\n" +
@@ -1716,7 +1743,8 @@ const file_cordon_control_v1_control_proto_rawDesc = "" +
 	"\x04text\x18\n" +
 	" \x01(\tR\x04text\x12\x10\n" +
 	"\x03cwd\x18\v \x01(\tR\x03cwd\x12\x19\n" +
-	"\basked_ms\x18\f \x01(\x03R\aaskedMs\"M\n" +
+	"\basked_ms\x18\f \x01(\x03R\aaskedMs\x12\x10\n" +
+	"\x03tag\x18\r \x01(\tR\x03tag\"M\n" +
 	"\aSettled\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aoutcome\x18\x02 \x01(\tR\aoutcome\x12\x18\n" +

@@ -569,7 +569,10 @@ type EventDecl struct {
 	Request string                 `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"` // full message name of the request
 	Reply   string                 `protobuf:"bytes,3,opt,name=reply,proto3" json:"reply,omitempty"`     // full message name of the reply
 	// A dead or failing listener fails the dispatch instead of being skipped.
-	FailClosed    bool `protobuf:"varint,4,opt,name=fail_closed,json=failClosed,proto3" json:"fail_closed,omitempty"`
+	FailClosed bool `protobuf:"varint,4,opt,name=fail_closed,json=failClosed,proto3" json:"fail_closed,omitempty"`
+	// next carries the request as it was emitted; a listener that passes on anything else fails the dispatch. For
+	// questions: what a person answers must be what was asked.
+	FixedRequest  bool `protobuf:"varint,5,opt,name=fixed_request,json=fixedRequest,proto3" json:"fixed_request,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -628,6 +631,13 @@ func (x *EventDecl) GetReply() string {
 func (x *EventDecl) GetFailClosed() bool {
 	if x != nil {
 		return x.FailClosed
+	}
+	return false
+}
+
+func (x *EventDecl) GetFixedRequest() bool {
+	if x != nil {
+		return x.FixedRequest
 	}
 	return false
 }
@@ -2097,7 +2107,7 @@ type PluginFault struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Entry         string                 `protobuf:"bytes,1,opt,name=entry,proto3" json:"entry,omitempty"`
 	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`        // CRASHED, NOT_RUNNING, RETIRED, DEADLINE
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`        // PLUGIN_CRASHED, PLUGIN_UNREACHABLE, PLUGIN_NOT_RUNNING
 	Exit          string                 `protobuf:"bytes,4,opt,name=exit,proto3" json:"exit,omitempty"`            // exit code or signal, with the last lines of stderr
 	Retryable     bool                   `protobuf:"varint,5,opt,name=retryable,proto3" json:"retryable,omitempty"` // true only when the call was never delivered
 	unknownFields protoimpl.UnknownFields
@@ -2213,13 +2223,14 @@ const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	"\x03TAP\x10\x01\x12\a\n" +
 	"\x03MAP\x10\x02\x12\n" +
 	"\n" +
-	"\x06AROUND\x10\x03\"r\n" +
+	"\x06AROUND\x10\x03\"\x97\x01\n" +
 	"\tEventDecl\x12\x14\n" +
 	"\x05event\x18\x01 \x01(\tR\x05event\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x14\n" +
 	"\x05reply\x18\x03 \x01(\tR\x05reply\x12\x1f\n" +
 	"\vfail_closed\x18\x04 \x01(\bR\n" +
-	"failClosed\"\x93\x03\n" +
+	"failClosed\x12#\n" +
+	"\rfixed_request\x18\x05 \x01(\bR\ffixedRequest\"\x93\x03\n" +
 	"\fSetupRequest\x12\x14\n" +
 	"\x05entry\x18\x01 \x01(\tR\x05entry\x12\x1e\n" +
 	"\n" +
