@@ -1,0 +1,272 @@
+package process
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/go-plugin/runner"
+	"golang.org/x/sys/unix"
+)
+
+// childExecFD is the number under which the child finds the executable it was forked for.
+const childExecFD = 3
+
+// pipeDrain is how long output is still read after the process group is gone; a descendant that left the group may hold
+// the pipe open for ever.
+const pipeDrain = 250 * time.Millisecond
+
+// handshakeLine is what go-plugin prints on a plugin's stdout, core protocol to certificate. Everything else there is a log.
+var handshakeLine = regexp.MustCompile(`^\d+\|\d+\|(unix|tcp)\|[^|]+\|grpc(\|.*)?$`)
+
+// execRunner runs one plugin process for go-plugin. It differs from go-plugin's own in what people were hurt by:
+//
+//   - the bytes that are hashed are the bytes that run: both go through one descriptor;
+//   - the process leads its own group, which is what gets killed, so that its children go with it;
+//   - it dies with the host, whichever way that ends: the kernel kills it with the thread that forked it, and a pipe on
+//     its standard input closes;
+//   - nothing but the handshake reaches go-plugin from its standard output, and reading never stops at a long line;
+//   - stopping is bounded, also when a descendant holds the output pipes.
+type execRunner struct {
+	path   string
+	digest string // expected sha256 of the executable, hex
+	name   string
+	env    []string
+	dir    string
+	log    *slog.Logger
+
+	pid      atomic.Int64 // 0 until started
+	lifeline *os.File     // closing it tells the plugin to end
+	outR     *os.File
+	errR     *os.File
+	shake    *io.PipeReader
+
+	done    chan struct{} // closed when the process was reaped and its group killed
+	drained sync.WaitGroup
+	state   *os.ProcessState // valid after done
+}
+
+// Start forks the process from a thread that lives as long as it does: the parent-death signal follows the thread.
+func (r *execRunner) Start(ctx context.Context) error {
+	exe, err := os.Open(r.path)
+	if err != nil {
+		return fmt.Errorf("plugin executable: %w", err)
+	}
+	defer exe.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, exe); err != nil {
+		return fmt.Errorf("plugin executable %s: %w", r.path, err)
+	}
+	if got := hex.EncodeToString(h.Sum(nil)); got != r.digest {
+		return fmt.Errorf("plugin executable %s: sha256 is %s, want %s: it changed after it was checked", r.path, got, r.digest)
+	}
+
+	files, err := newPipes()
+	if err != nil {
+		return err
+	}
+	defer files.closeChild()
+
+	cmd := &exec.Cmd{
+		Path:        "/proc/self/fd/" + strconv.Itoa(childExecFD),
+		Args:        []string{r.name},
+		Env:         r.env,
+		Dir:         r.dir,
+		Stdin:       files.inR,
+		Stdout:      files.outW,
+		Stderr:      files.errW,
+		ExtraFiles:  []*os.File{exe},
+		SysProcAttr: &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL},
+	}
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := ctx.Err()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			started <- err
+			return
+		}
+		r.pid.Store(int64(cmd.Process.Pid))
+		started <- nil
+		_ = cmd.Wait() // the state says it all
+		r.state = cmd.ProcessState
+		// What the plugin left behind in its group ends with it.
+		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+		close(r.done)
+	}()
+	if err := <-started; err != nil {
+		files.closeHost()
+		return fmt.Errorf("plugin %s: start: %w", r.name, err)
+	}
+	r.lifeline, r.outR, r.errR = files.inW, files.outR, files.errR
+	var shakeW *io.PipeWriter
+	r.shake, shakeW = io.Pipe()
+	r.drained.Go(func() { r.readStdout(shakeW) })
+	go r.watchPipes() // ends with the process
+	return nil
+}
+
+// readStdout hands the handshake line on and logs everything else, for as long as anything can be read.
+func (r *execRunner) readStdout(shake *io.PipeWriter) {
+	defer shake.Close()
+	in := bufio.NewReader(r.outR)
+	waiting := true
+	for {
+		line, err := readLine(in)
+		switch {
+		case waiting && handshakeLine.Match(line):
+			waiting = false
+			_, _ = shake.Write(append(line, '\n')) // fails only when go-plugin gave up on this start
+		case len(line) > 0:
+			r.log.Info(string(line), "stream", "stdout")
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// maxLine is how much of one line is kept; the rest of it is read and dropped.
+const maxLine = 64 << 10
+
+// readLine reads one line of any length, without its end, keeping at most maxLine bytes of it.
+func readLine(in *bufio.Reader) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := in.ReadSlice('\n')
+		if room := maxLine - len(line); room > 0 {
+			line = append(line, part[:min(room, len(part))]...)
+		}
+		if errors.Is(err, bufio.ErrBufferFull) {
+			continue
+		}
+		return bytes.TrimRight(line, "\r\n"), err
+	}
+}
+
+// Wait returns when the process is gone and its group with it. go-plugin calls it when it has read both pipes to their end.
+func (r *execRunner) Wait(context.Context) error {
+	<-r.done
+	r.drained.Wait()
+	closeAll(r.outR, r.errR)
+	if r.state.Success() {
+		return nil
+	}
+	return errors.New(exitText(r.state))
+}
+
+// Kill ends the process and its whole group at once. It returns when the process has been reaped.
+func (r *execRunner) Kill(context.Context) error {
+	r.signal(unix.SIGKILL)
+	<-r.done
+	return nil
+}
+
+// signal reaches the whole group, as long as its leader has not been reaped: after that the number may be somebody else's.
+func (r *execRunner) signal(sig unix.Signal) {
+	pid := r.pid.Load()
+	if pid == 0 {
+		return
+	}
+	select {
+	case <-r.done:
+	default:
+		_ = unix.Kill(-int(pid), sig) // ESRCH: it is going already
+	}
+}
+
+// watchPipes closes the output pipes a moment after the process ended, so that nobody waits for a descendant that holds them.
+func (r *execRunner) watchPipes() {
+	<-r.done
+	deadline := time.Now().Add(pipeDrain)
+	_ = r.outR.SetReadDeadline(deadline)
+	_ = r.errR.SetReadDeadline(deadline)
+	_ = r.lifeline.Close()
+}
+
+func (r *execRunner) Diagnose(context.Context) string { return "" }
+func (r *execRunner) Stdout() io.ReadCloser           { return r.shake }
+func (r *execRunner) Stderr() io.ReadCloser           { return drainReader{r.errR} }
+func (r *execRunner) Name() string                    { return r.name }
+
+func (r *execRunner) ID() string {
+	if pid := r.pid.Load(); pid != 0 {
+		return strconv.FormatInt(pid, 10)
+	}
+	return ""
+}
+
+func (*execRunner) PluginToHost(network, addr string) (string, string, error) {
+	return network, addr, nil
+}
+func (*execRunner) HostToPlugin(network, addr string) (string, string, error) {
+	return network, addr, nil
+}
+
+// drainReader makes the drain deadline look like the end of the stream, which is what it is for.
+type drainReader struct{ *os.File }
+
+func (d drainReader) Read(p []byte) (int, error) {
+	n, err := d.File.Read(p)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = io.EOF
+	}
+	return n, err
+}
+
+// exitText says how a process ended.
+func exitText(s *os.ProcessState) string {
+	if ws, ok := s.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		return "signal " + unix.SignalName(ws.Signal())
+	}
+	return "exit code " + strconv.Itoa(s.ExitCode())
+}
+
+// pipes are the standard streams of a child, both ends.
+type pipes struct {
+	inR, inW, outR, outW, errR, errW *os.File
+}
+
+func newPipes() (p pipes, err error) {
+	for _, pair := range []struct{ r, w **os.File }{{&p.inR, &p.inW}, {&p.outR, &p.outW}, {&p.errR, &p.errW}} {
+		if *pair.r, *pair.w, err = os.Pipe(); err != nil {
+			p.closeChild()
+			p.closeHost()
+			return p, fmt.Errorf("plugin pipes: %w", err)
+		}
+	}
+	return p, nil
+}
+
+func (p pipes) closeChild() { closeAll(p.inR, p.outW, p.errW) }
+func (p pipes) closeHost()  { closeAll(p.inW, p.outR, p.errR) }
+
+func closeAll(files ...*os.File) {
+	for _, f := range files {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// Interface guard.
+var _ runner.Runner = (*execRunner)(nil)

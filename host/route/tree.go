@@ -1,0 +1,241 @@
+package route
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+
+	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
+	"github.com/cordon-host/cordon/capability/fault"
+)
+
+// Metadata keys of the kernel protocol; see api/kernel/v1.
+const (
+	prefix       = "cordon-"
+	keyLeg       = "cordon-leg"
+	keyChannel   = "cordon-channel"
+	keyCaller    = "cordon-caller"
+	keySession   = "cordon-session"
+	keyAgent     = "cordon-agent"
+	keyTurn      = "cordon-turn"
+	keyCall      = "cordon-call"
+	keyHops      = "cordon-hops"
+	keyAuthority = "cordon-authority"
+)
+
+// HostEntry is the caller's name when the host itself calls.
+const HostEntry = "host"
+
+// MaxHops is how many plugins one call tree may pass. A deeper one is a loop between capabilities.
+const MaxHops = 16
+
+// Call is what a whole call tree has in common.
+type Call struct {
+	ID        string // of the tool call at its root; made up for other trees
+	Session   string
+	Agent     string
+	Turn      int64
+	Authority kernelv1.Level // of whoever asked for the tree
+	Tag       string         // the front end's own mark, repeated in questions
+}
+
+// Tree is a call and everything it causes. It stays on the generations it first met.
+type Tree struct {
+	Call
+
+	mu   sync.Mutex
+	pins map[string]*Provider // by entry
+}
+
+// NewTree starts a call tree. An empty id is made up.
+func NewTree(call Call) *Tree {
+	if call.ID == "" {
+		call.ID = "c-" + strings.ToLower(rand.Text())
+	}
+	return &Tree{Call: call, pins: map[string]*Provider{}}
+}
+
+// Pin keeps the tree on the first generation of an entry that it met.
+func (t *Tree) Pin(p *Provider) *Provider {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if pinned, ok := t.pins[p.Entry]; ok {
+		return pinned
+	}
+	t.pins[p.Entry] = p
+	return p
+}
+
+// Leg is one hop of a tree: the time during which one generation serves it. Its token lets that generation, and no other,
+// act in the name of the call, for that time.
+type Leg struct {
+	Tree *Tree
+	// Provider serves the leg.
+	Provider *Provider
+
+	token  string
+	caller string
+	path   []string // entries from the root to this one
+}
+
+// Path is the entries a leg has passed, from the root.
+func (l *Leg) Path() []string { return slices.Clone(l.path) }
+
+// Metadata is what the serving plugin is told.
+func (l *Leg) Metadata() map[string]string {
+	md := map[string]string{
+		keyLeg: l.token, keyCaller: l.caller, keyCall: l.Tree.ID,
+		keyHops: strconv.Itoa(len(l.path)), keyAuthority: l.Tree.Authority.String(),
+	}
+	if l.Tree.Session != "" {
+		md[keySession] = l.Tree.Session
+	}
+	if l.Tree.Agent != "" {
+		md[keyAgent] = l.Tree.Agent
+	}
+	if l.Tree.Turn != 0 {
+		md[keyTurn] = strconv.FormatInt(l.Tree.Turn, 10)
+	}
+	return md
+}
+
+// Outgoing is ctx for a gRPC call to the plugin that serves the leg.
+func (l *Leg) Outgoing(ctx context.Context) context.Context {
+	md, _ := metadata.FromOutgoingContext(ctx)
+	md = md.Copy()
+	if md == nil {
+		md = metadata.MD{}
+	}
+	for k, v := range l.Metadata() {
+		md.Set(k, v)
+	}
+	return metadata.NewOutgoingContext(ctx, md)
+}
+
+// legs are the hops in flight, by token.
+type legs struct {
+	mu sync.Mutex
+	m  map[string]*Leg
+}
+
+// Begin adds a hop from a caller to p below parent, which is nil at the root of a tree. The returned function ends it.
+func (r *Router) Begin(tree *Tree, parent *Leg, caller string, p *Provider) (*Leg, func(), error) {
+	var path []string
+	if parent != nil {
+		path = parent.path
+	}
+	leg := &Leg{Tree: tree, Provider: p, token: rand.Text(), caller: caller, path: append(slices.Clone(path), p.Entry)}
+	if len(leg.path) > MaxHops {
+		return nil, nil, fault.New(codes.ResourceExhausted, "TOO_MANY_HOPS",
+			"call %s passed more than %d plugins: %s", tree.ID, MaxHops, strings.Join(leg.path, " → "))
+	}
+	r.legs.mu.Lock()
+	r.legs.m[leg.token] = leg
+	r.legs.mu.Unlock()
+	return leg, func() {
+		r.legs.mu.Lock()
+		delete(r.legs.m, leg.token)
+		r.legs.mu.Unlock()
+	}, nil
+}
+
+// legFor is the hop a plugin says it is serving. It must be one in flight, and this generation must be the one serving it.
+func (r *Router) legFor(p *Provider, token string) (*Leg, error) {
+	r.legs.mu.Lock()
+	leg, ok := r.legs.m[token]
+	r.legs.mu.Unlock()
+	if !ok || leg.Provider != p {
+		return nil, fault.New(codes.PermissionDenied, "FOREIGN_CALL",
+			"%s is not serving the call it speaks for; calls to the host must use the context of a call in progress", p.Entry)
+	}
+	return leg, nil
+}
+
+type legKey struct{}
+
+// LegFrom is the hop in whose name the host's own services are called; nil for a call outside any tree.
+func LegFrom(ctx context.Context) *Leg {
+	leg, _ := ctx.Value(legKey{}).(*Leg)
+	return leg
+}
+
+type providerKey struct{}
+
+// CallerFrom is the generation that called one of the host's own services.
+func CallerFrom(ctx context.Context) *Provider {
+	p, _ := ctx.Value(providerKey{}).(*Provider)
+	return p
+}
+
+// Provider is one generation of an entry as the router sees it.
+type Provider struct {
+	Entry      string
+	Generation uint64
+	Manifest   *kernelv1.Manifest
+	Conn       Conn
+	// Done is closed when the generation is gone; Exit then says how it ended, and nothing before.
+	Done <-chan struct{}
+	Exit func() string
+}
+
+// Needs reports whether the generation declared a need for a gRPC service, and the capability it is.
+func (p *Provider) Needs(service string) (capability string, ok bool) {
+	for _, n := range p.Manifest.GetNeeds() {
+		if n.GetService() == service {
+			return n.GetCapability(), true
+		}
+	}
+	return "", false
+}
+
+// Offers reports whether the generation's manifest offers capability.
+func (p *Provider) Offers(capability string) bool {
+	return slices.ContainsFunc(p.Manifest.GetOffers(), func(o *kernelv1.Offer) bool { return o.GetCapability() == capability })
+}
+
+// reapWait is how long a broken connection waits to learn that its process is gone: the socket breaks first, the process is
+// reaped a moment later.
+const reapWait = time.Second
+
+// fault makes a failed call to the provider say so, when it was the provider that failed and not the call.
+func (p *Provider) fault(err error) error {
+	if status.Code(err) != codes.Unavailable || fault.Reason(err) != "" {
+		return err
+	}
+	t := time.NewTimer(reapWait)
+	defer t.Stop()
+	select {
+	case <-p.Done:
+	case <-t.C:
+		return p.typed(codes.Unavailable, "PLUGIN_UNREACHABLE", false, "does not answer on its connection: "+fault.Message(err))
+	}
+	return p.typed(codes.Unavailable, "PLUGIN_CRASHED", false, "ended while serving the call: "+p.Exit())
+}
+
+// Broken is the error of work that the generation can no longer do, because what connects it to the host is gone.
+func (p *Provider) Broken(what string) error { return p.fault(status.Error(codes.Unavailable, what)) }
+
+// gone is the error of a call that was never delivered, because the generation that its tree is pinned to has ended.
+func (p *Provider) gone() error {
+	return p.typed(codes.Unavailable, "PLUGIN_NOT_RUNNING", true, "has ended: "+p.Exit())
+}
+
+func (p *Provider) typed(code codes.Code, reason string, retryable bool, what string) error {
+	return fault.With(code, reason, fmt.Sprintf("%s (generation %d) %s", p.Entry, p.Generation, what),
+		FaultDetail(&kernelv1.PluginFault{
+			Entry: p.Entry, Generation: p.Generation, Reason: reason, Exit: p.Exit(), Retryable: retryable,
+		}))
+}
+
+// FaultDetail is a fault as a status detail.
+func FaultDetail(f *kernelv1.PluginFault) protoadapt.MessageV1 { return protoadapt.MessageV1Of(f) }

@@ -1,0 +1,206 @@
+// Package tools is the registry of what a model may call, and the one way in which it is called.
+package tools
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"golang.org/x/text/language"
+	"golang.org/x/text/message"
+
+	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
+	"github.com/cordon-host/cordon/host/route"
+)
+
+// MaxArguments is the largest argument text of one call, in bytes. What is larger belongs in a file.
+const MaxArguments = 1 << 20
+
+// Definition is a tool and the entry that registered it.
+type Definition struct {
+	*kernelv1.Tool
+	Entry string
+}
+
+// DuplicateError is a tool name that is taken.
+type DuplicateError struct{ Name, Entry, Owner string }
+
+func (e *DuplicateError) Error() string {
+	return fmt.Sprintf("tool %s of %s: %s has registered a tool of that name", e.Name, e.Entry, e.Owner)
+}
+
+// Registry holds the tools of the entries that are active.
+type Registry struct {
+	mu    sync.RWMutex
+	tools map[string]*tool
+}
+
+type tool struct {
+	Definition
+	schema   *jsonschema.Schema
+	provider func() (*route.Provider, error)
+}
+
+// NewRegistry makes an empty registry.
+func NewRegistry() *Registry { return &Registry{tools: map[string]*tool{}} }
+
+// Register adds a tool of an entry; provider finds the generation to call. A *DuplicateError when the name is taken.
+func (r *Registry) Register(entry string, t *kernelv1.Tool, provider func() (*route.Provider, error)) (remove func(), err error) {
+	schema, err := compile(t.GetInputSchema())
+	if err != nil {
+		return nil, fmt.Errorf("tool %s of %s: input schema: %w", t.GetName(), entry, err)
+	}
+	added := &tool{Definition: Definition{t, entry}, schema: schema, provider: provider}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if old, ok := r.tools[t.GetName()]; ok {
+		return nil, &DuplicateError{Name: t.GetName(), Entry: entry, Owner: old.Entry}
+	}
+	r.tools[t.GetName()] = added
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.tools[t.GetName()] == added {
+			delete(r.tools, t.GetName())
+		}
+	}, nil
+}
+
+// List is the tools by name.
+func (r *Registry) List() []Definition {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	var out []Definition
+	for _, name := range slices.Sorted(maps.Keys(r.tools)) {
+		out = append(out, r.tools[name].Definition)
+	}
+	return out
+}
+
+func (r *Registry) lookup(name string) (*tool, bool) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	t, ok := r.tools[name]
+	return t, ok
+}
+
+func compile(schema []byte) (*jsonschema.Schema, error) {
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(schema))
+	if err != nil {
+		return nil, err
+	}
+	c := jsonschema.NewCompiler()
+	const url = "tool:input"
+	if err := c.AddResource(url, doc); err != nil {
+		return nil, err
+	}
+	return c.Compile(url)
+}
+
+// checkArguments accepts a JSON object that is valid against the schema. Every error names the field.
+func (t *tool) checkArguments(raw []byte) error {
+	if err := checkText(raw); err != nil {
+		return err
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
+	if err != nil {
+		return fmt.Errorf("invalid arguments: not JSON: %s", syntax(raw, err))
+	}
+	if _, ok := doc.(map[string]any); !ok {
+		return errors.New("invalid arguments: expected a JSON object")
+	}
+	var invalid *jsonschema.ValidationError
+	if err := t.schema.Validate(doc); errors.As(err, &invalid) {
+		return fmt.Errorf("invalid arguments: %s", strings.Join(leaves(invalid), "; "))
+	} else if err != nil {
+		return fmt.Errorf("invalid arguments: %w", err)
+	}
+	return nil
+}
+
+// checkText looks at what can be said before parsing.
+func checkText(raw []byte) error {
+	if len(raw) > MaxArguments {
+		return fmt.Errorf("invalid arguments: %d bytes exceed the limit of %d; put large content in a file", len(raw), MaxArguments)
+	}
+	if !utf8.Valid(raw) {
+		at := 0
+		for rest := raw; len(rest) > 0; {
+			r, n := utf8.DecodeRune(rest)
+			if r == utf8.RuneError && n == 1 {
+				break
+			}
+			at, rest = at+n, rest[n:]
+		}
+		return fmt.Errorf("invalid arguments: byte %d is not valid UTF-8%s", at, inField(raw[:at]))
+	}
+	return nil
+}
+
+// inField names the top-level field that a cut-off JSON object ends in.
+func inField(part []byte) string {
+	dec := json.NewDecoder(bytes.NewReader(part))
+	field, depth, key := "", 0, false
+	for {
+		tok, err := dec.Token()
+		if err != nil {
+			break
+		}
+		switch v := tok.(type) {
+		case json.Delim:
+			if v == '{' || v == '[' {
+				depth++
+			} else {
+				depth--
+			}
+			key = depth == 1
+		case string:
+			if depth == 1 && key {
+				field, key = v, false
+				continue
+			}
+			key = depth == 1
+		default:
+			key = depth == 1
+		}
+	}
+	if field == "" {
+		return ""
+	}
+	return ", in " + field
+}
+
+// syntax says where JSON is broken.
+func syntax(raw []byte, err error) string {
+	var s *json.SyntaxError
+	if errors.As(err, &s) {
+		return fmt.Sprintf("%v at byte %d", err, s.Offset)
+	}
+	if err := json.Unmarshal(raw, new(any)); errors.As(err, &s) {
+		return fmt.Sprintf("%v at byte %d", err, s.Offset)
+	}
+	return err.Error()
+}
+
+// leaves are the innermost reasons of a validation error, each with its field.
+func leaves(e *jsonschema.ValidationError) []string {
+	if len(e.Causes) == 0 {
+		text := e.ErrorKind.LocalizedString(message.NewPrinter(language.English))
+		if len(e.InstanceLocation) == 0 {
+			return []string{text}
+		}
+		return []string{strings.Join(e.InstanceLocation, ".") + ": " + text}
+	}
+	var out []string
+	for _, c := range e.Causes {
+		out = append(out, leaves(c)...)
+	}
+	return out
+}
