@@ -59,7 +59,7 @@ type Event struct {
 	Hash Hash
 }
 
-// ID is what names sessions: it is a file name, a word of a shell and a part of a URL without quoting.
+// validID says whether id may name a session: it is then a file name, a word of a shell and a part of a URL without quoting.
 func validID(id string) bool {
 	if id == "" || len(id) > 128 {
 		return false
@@ -109,7 +109,9 @@ func (e *VersionError) Error() string {
 	return fmt.Sprintf("session %q has format version %d, this cordon reads up to %d: use the version that wrote it", e.ID, e.Version, FormatVersion)
 }
 
-func wholeMilli(t time.Time) bool { return t.UnixMilli() >= 0 && t.Equal(time.UnixMilli(t.UnixMilli())) }
+func wholeMilli(t time.Time) bool {
+	return t.UnixMilli() >= 0 && t.Equal(time.UnixMilli(t.UnixMilli()))
+}
 
 // maxType bounds the name of an event type, in bytes.
 const maxType = 128
