@@ -1,0 +1,307 @@
+package process_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
+	"github.com/cordon-host/cordon/host/process"
+	"github.com/cordon-host/cordon/plugin"
+)
+
+// The test binary is the plugin: with CORDON_TEST_PLUGIN it misbehaves as told.
+func TestMain(m *testing.M) {
+	how, isPlugin := os.LookupEnv("CORDON_TEST_PLUGIN")
+	if !isPlugin {
+		os.Exit(m.Run())
+	}
+	misbehave(how)
+}
+
+func misbehave(how string) {
+	switch how {
+	case "print":
+		fmt.Println("hello from init")
+		fmt.Println("1|2|not a handshake")
+	case "longline":
+		os.Stdout.Write(bytes.Repeat([]byte("x"), 200<<10))
+		fmt.Println()
+	case "panic":
+		panic("init boom")
+	case "grandchild":
+		// A child in the group that holds both pipes open.
+		cmd := exec.Command("sleep", "300")
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+		if err := cmd.Start(); err != nil {
+			panic(err)
+		}
+		_ = os.WriteFile(os.Getenv("CORDON_TEST_FILE"), []byte(strconv.Itoa(cmd.Process.Pid)), 0o600)
+	case "hang":
+		select {}
+	case "host":
+		hostAndPlugin()
+	}
+	plugin.Main(plugin.Plugin[struct{}]{
+		Name: "helper", Version: "1",
+		Apply: func(ctx *plugin.Context, _ struct{}) error {
+			return ctx.Effect("mark", func(context.Context) error {
+				if f := os.Getenv("CORDON_TEST_FILE"); f != "" && how == "stop" {
+					return os.WriteFile(f, []byte("stopped"), 0o600)
+				}
+				return nil
+			})
+		},
+	})
+}
+
+// lines collects log records.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func spec(t *testing.T, how string) (process.Spec, *lines) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		t.Fatal(err)
+	}
+	run, err := os.MkdirTemp("", "cordon") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(run) })
+	log := &lines{}
+	return process.Spec{
+		Entry: "helper", Path: exe, Digest: hex.EncodeToString(h.Sum(nil)), Dir: run, RunDir: run,
+		Env: process.Environment(map[string]string{"CORDON_TEST_PLUGIN": how, "CORDON_TEST_FILE": filepath.Join(run, "file")}),
+		Log: slog.New(slog.NewTextHandler(log, nil)),
+	}, log
+}
+
+func start(t *testing.T, s process.Spec) *process.Generation {
+	t.Helper()
+	g, err := process.Start(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = g.Stop(context.Background()) })
+	if _, err := g.Kernel().Describe(t.Context(), &kernelv1.DescribeRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// gone waits until a process does not exist, and fails if it does not come to that.
+func gone(t *testing.T, pid int) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for alive(pid) {
+		if time.Now().After(deadline) {
+			t.Fatalf("process %d is still there", pid)
+		}
+		time.Sleep(5 * time.Millisecond) // there is no event for a process that is not ours
+	}
+}
+
+func alive(pid int) bool {
+	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+func TestStartAndStop(t *testing.T) {
+	s, _ := spec(t, "stop")
+	g := start(t, s)
+	if _, err := g.Kernel().Setup(t.Context(), &kernelv1.SetupRequest{Entry: "helper", HostAddress: "unix:/nowhere"}); err != nil {
+		t.Fatal(err)
+	}
+	pid := g.PID()
+	if err := g.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	gone(t, pid)
+	if g.Exit() != "exit code 0" {
+		t.Errorf("exit = %q", g.Exit())
+	}
+	if text, err := os.ReadFile(filepath.Join(s.RunDir, "file")); string(text) != "stopped" {
+		t.Errorf("the stop hook did not run: %q, %v", text, err)
+	}
+}
+
+func TestHandshakeIsImmuneToPrints(t *testing.T) {
+	for _, tt := range []struct{ how, logged string }{
+		{"print", "hello from init"},
+		{"longline", "xxxxxxxx"},
+	} {
+		t.Run(tt.how, func(t *testing.T) {
+			s, log := spec(t, tt.how)
+			start(t, s)
+			if !strings.Contains(log.String(), tt.logged) {
+				t.Errorf("what was printed is not in the log: %.200q", log.String())
+			}
+		})
+	}
+}
+
+func TestStartErrorQuotesThePanic(t *testing.T) {
+	s, _ := spec(t, "panic")
+	_, err := process.Start(t.Context(), s)
+	var start *process.StartError
+	if !errors.As(err, &start) {
+		t.Fatalf("err = %v", err)
+	}
+	for _, want := range []string{"init boom", "process_test.go:", "exit code 2"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not in %q", want, err)
+		}
+	}
+}
+
+func TestStartTimeoutLeavesNothing(t *testing.T) {
+	s, _ := spec(t, "hang")
+	s.StartTimeout = 300 * time.Millisecond
+	if _, err := process.Start(t.Context(), s); err == nil {
+		t.Fatal("a plugin that never shakes hands started")
+	}
+	left, err := os.ReadDir(s.RunDir)
+	if err != nil || len(left) != 0 {
+		t.Errorf("run directory holds %v, %v", left, err)
+	}
+}
+
+func TestStopIsBoundedAndTakesTheGroup(t *testing.T) {
+	s, _ := spec(t, "grandchild")
+	g := start(t, s)
+	text, err := os.ReadFile(filepath.Join(s.RunDir, "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	child, err := strconv.Atoi(string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !alive(child) {
+		t.Fatal("the grandchild is not there to begin with")
+	}
+	// A frozen plugin answers nothing.
+	if err := unix.Kill(g.PID(), unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_ = g.Stop(ctx) // the error is the deadline
+	gone(t, g.PID())
+	gone(t, child)
+}
+
+func TestChangedExecutableDoesNotRun(t *testing.T) {
+	s, _ := spec(t, "stop")
+	s.Digest = strings.Repeat("0", 64)
+	if _, err := process.Start(t.Context(), s); err == nil || !strings.Contains(err.Error(), "changed after it was checked") {
+		t.Fatalf("err = %v", err)
+	}
+}
+
+func TestCrashIsReported(t *testing.T) {
+	s, _ := spec(t, "stop")
+	g := start(t, s)
+	if err := unix.Kill(g.PID(), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-g.Done()
+	if g.Exit() != "signal SIGKILL" {
+		t.Errorf("exit = %q", g.Exit())
+	}
+}
+
+func TestEnvironmentIsAnAllowList(t *testing.T) {
+	t.Setenv("DB_PASSWORD", "secret")
+	t.Setenv("LC_TIME", "C")
+	env := strings.Join(process.Environment(map[string]string{"OWN": "yes", "PATH": "/row"}), "\n")
+	for _, want := range []string{"OWN=yes", "PATH=/row", "LC_TIME=C"} {
+		if !strings.Contains(env, want) {
+			t.Errorf("%s is missing", want)
+		}
+	}
+	if strings.Contains(env, "DB_PASSWORD") || strings.Count(env, "PATH=") != 1 {
+		t.Errorf("environment leaks: %s", env)
+	}
+}
+
+// hostAndPlugin is a host that starts a plugin, tells its pid and waits to be killed.
+func hostAndPlugin() {
+	s := process.Spec{
+		Entry: "helper", Path: "/proc/self/exe", Digest: os.Getenv("CORDON_TEST_DIGEST"),
+		RunDir: os.Getenv("CORDON_TEST_RUN"), Dir: os.Getenv("CORDON_TEST_RUN"),
+		Env: []string{"CORDON_TEST_PLUGIN=stop"}, Log: slog.New(slog.DiscardHandler),
+	}
+	g, err := process.Start(context.Background(), s)
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println(g.PID())
+	select {}
+}
+
+func TestKilledHostLeavesNoPlugin(t *testing.T) {
+	s, _ := spec(t, "")
+	cmd := exec.Command(s.Path)
+	cmd.Env = append(os.Environ(), "CORDON_TEST_PLUGIN=host", "CORDON_TEST_DIGEST="+s.Digest, "CORDON_TEST_RUN="+s.RunDir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Fscan(out, &pid); err != nil {
+		t.Fatal(err)
+	}
+	if !alive(pid) {
+		t.Fatal("the plugin is not there to begin with")
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	gone(t, pid)
+}
