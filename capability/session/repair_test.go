@@ -121,7 +121,7 @@ func FuzzRepair(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7})
 	f.Add([]byte{0, 0, 1, 10, 19, 3, 12, 4, 6, 2, 5, 0, 1})
 	f.Fuzz(func(t *testing.T, script []byte) {
-		if len(script) > 200 {
+		if len(script) > 40 {
 			return
 		}
 		s := NewState(header)

@@ -395,7 +395,7 @@ func (s *Store) Close() error {
 func (s *Store) release() error {
 	var errs []error
 	if s.conn != nil {
-		errs = append(errs, s.conn.Close())
+		errs = append(errs, s.conn.close())
 	}
 	for _, db := range []*sql.DB{s.read, s.write} {
 		if db != nil {

@@ -115,10 +115,28 @@ func connect(ctx context.Context, db *sql.DB) (*conn, error) {
 	return c, nil
 }
 
-// discard closes the connection for good instead of giving it back.
+// close gives the connection back. Its statements go first: SQLite keeps a closed connection with living statements half alive,
+// and then the last one to close does not fold the write-ahead log into the file.
+func (c *conn) close() error {
+	var errs []error
+	for _, stmt := range []*sql.Stmt{c.find, c.header, c.event} {
+		if stmt != nil {
+			errs = append(errs, stmt.Close())
+		}
+	}
+	return errors.Join(append(errs, c.Conn.Close())...)
+}
+
+// discard closes the connection for good instead of giving it back. It is called for one that failed: what else it says does not
+// matter.
 func (c *conn) discard() {
+	for _, stmt := range []*sql.Stmt{c.find, c.header, c.event} {
+		if stmt != nil {
+			stmt.Close()
+		}
+	}
 	c.Raw(func(any) error { return driver.ErrBadConn })
-	c.Close()
+	c.Conn.Close()
 }
 
 // apply writes one request. refusal is what is wrong with the request, err what is wrong with the transaction.
