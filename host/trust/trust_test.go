@@ -1,0 +1,472 @@
+package trust
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cordon-host/cordon/host/build"
+	"github.com/cordon-host/cordon/host/compose"
+)
+
+const composition = `cordon: 1
+plugins:
+  - {id: pkg, use: ./pkg}
+  - {id: tool, use: ./bin/tool}
+  - {id: off, use: ./bin/off, disabled: true}
+`
+
+// deployment is a tree with a package, an executable and a row that is off.
+type deployment struct {
+	dir, compose string
+	cache        *build.Cache
+	store        *Store
+}
+
+func write(t *testing.T, path, text string, mode os.FileMode) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func deploy(t *testing.T) *deployment {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "compose.yml"), composition, 0o644)
+	write(t, filepath.Join(dir, "go.mod"), "module example.test/m\n\ngo 1.26\n", 0o644)
+	write(t, filepath.Join(dir, "pkg/main.go"), "package main\n\nimport \"example.test/m/lib\"\n\nfunc main() { print(lib.Text) }\n", 0o644)
+	write(t, filepath.Join(dir, "lib/lib.go"), "package lib\n\nconst Text = \"pkg\"\n", 0o644)
+	write(t, filepath.Join(dir, "bin/tool"), "#!/bin/sh\necho tool\n", 0o755)
+	write(t, filepath.Join(dir, "bin/off"), "#!/bin/sh\necho off\n", 0o755)
+	outside := t.TempDir()
+	cache, err := build.Open(filepath.Join(outside, "cache"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := Open(filepath.Join(outside, "trust"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &deployment{dir, filepath.Join(dir, "compose.yml"), cache, store}
+}
+
+func (d *deployment) look(t *testing.T) *Survey {
+	t.Helper()
+	plan, diags := compose.Load(d.compose, os.LookupEnv)
+	if err := diags.Err(); err != nil {
+		t.Fatal(err)
+	}
+	s, diags, err := Look(t.Context(), plan, d.cache)
+	if err = errors.Join(err, diags.Err()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestTrust(t *testing.T) {
+	d := deploy(t)
+	s := d.look(t)
+	var u *UntrustedError
+	if err := d.store.Check(s.Evidence); !errors.As(err, &u) || u.Reason != NeverTrusted {
+		t.Fatalf("a tree nobody trusted: %v", err)
+	}
+	if want := "cordon trust -f " + d.compose; !strings.Contains(u.Error(), want) {
+		t.Errorf("error does not say %q:\n%v", want, u)
+	}
+	if err := d.store.Trust(s.Evidence); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.store.Check(d.look(t).Evidence); err != nil {
+		t.Fatalf("a trusted tree: %v", err)
+	}
+	programs, diags, err := s.Programs(t.Context())
+	if err = errors.Join(err, diags.Err()); err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string]string{"pkg": "pkg", "tool": "tool\n"} {
+		out, err := exec.Command(programs[id].Path).CombinedOutput()
+		if err != nil || string(out) != want {
+			t.Errorf("%s prints %q, %v", id, out, err)
+		}
+	}
+	if programs["off"] != nil {
+		t.Error("a disabled row got a program")
+	}
+	if err := d.store.Forget(s.Evidence.Path); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.store.Check(s.Evidence); !errors.As(err, &u) || u.Reason != NeverTrusted {
+		t.Errorf("a forgotten tree: %v", err)
+	}
+	if err := d.store.Forget(s.Evidence.Path); err != nil {
+		t.Errorf("forgetting twice: %v", err)
+	}
+}
+
+// TestChangesAreNamed: whatever leads to execution ends the agreement when it changes, and the error says what it was.
+func TestChangesAreNamed(t *testing.T) {
+	for _, tc := range []struct {
+		name                        string
+		do                          func(d *deployment)
+		changed, appeared, vanished []string
+	}{
+		{"nothing", func(*deployment) {}, nil, nil, nil},
+		{"source", func(d *deployment) {
+			write(t, filepath.Join(d.dir, "pkg/main.go"), "package main\n\nfunc main() {}\n", 0o644)
+		},
+			[]string{"pkg/main.go"}, nil, []string{"lib/lib.go"}},
+		{"source of another package", func(d *deployment) {
+			write(t, filepath.Join(d.dir, "lib/lib.go"), "package lib\n\nconst Text = \"evil\"\n", 0o644)
+		}, []string{"lib/lib.go"}, nil, nil},
+		{"new source", func(d *deployment) {
+			write(t, filepath.Join(d.dir, "pkg/init.go"), "package main\n\nfunc init() {}\n", 0o644)
+		},
+			nil, []string{"pkg/init.go"}, nil},
+		{"go.mod", func(d *deployment) {
+			write(t, filepath.Join(d.dir, "go.mod"), "module example.test/m\n\ngo 1.25\n", 0o644)
+		},
+			[]string{"go.mod"}, nil, nil},
+		{"go.sum", func(d *deployment) { write(t, filepath.Join(d.dir, "go.sum"), "", 0o644) }, nil, []string{"go.sum"}, nil},
+		{"executable", func(d *deployment) { write(t, filepath.Join(d.dir, "bin/tool"), "#!/bin/sh\necho evil\n", 0o755) },
+			[]string{"bin/tool"}, nil, nil},
+		{"compose file", func(d *deployment) { write(t, d.compose, composition+"# changed\n", 0o644) },
+			[]string{"compose.yml"}, nil, nil},
+		{"row enabled", func(d *deployment) {
+			write(t, d.compose, strings.Replace(composition, "disabled: true", "disabled: false", 1), 0o644)
+		}, []string{"compose.yml"}, []string{"bin/off"}, nil},
+		{"executable of a row that is off", func(d *deployment) { write(t, filepath.Join(d.dir, "bin/off"), "x", 0o755) }, nil, nil, nil},
+		{"another file", func(d *deployment) { write(t, filepath.Join(d.dir, "README"), "x", 0o644) }, nil, nil, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			d := deploy(t)
+			if err := d.store.Trust(d.look(t).Evidence); err != nil {
+				t.Fatal(err)
+			}
+			tc.do(d)
+			err := d.store.Check(d.look(t).Evidence)
+			if tc.changed == nil && tc.appeared == nil && tc.vanished == nil {
+				if err != nil {
+					t.Errorf("not trusted: %v", err)
+				}
+				return
+			}
+			var u *UntrustedError
+			if !errors.As(err, &u) || u.Reason != Changed {
+				t.Fatalf("got %v", err)
+			}
+			for _, kind := range []struct {
+				name      string
+				got, want []string
+			}{{"changed", u.Changed, tc.changed}, {"new", u.Appeared, tc.appeared}, {"gone", u.Vanished, tc.vanished}} {
+				var want []string
+				for _, name := range kind.want {
+					want = append(want, filepath.Join(d.dir, name))
+					if line := kind.name + ": " + name; !strings.Contains(u.Error(), line) {
+						t.Errorf("error does not say %q:\n%v", line, u)
+					}
+				}
+				if !slices.Equal(kind.got, want) {
+					t.Errorf("%s: %q, want %q", kind.name, kind.got, want)
+				}
+			}
+		})
+	}
+}
+
+// TestLookBuildsAndRunsNothing: before anybody agreed, only reading happens.
+func TestLookBuildsAndRunsNothing(t *testing.T) {
+	d := deploy(t)
+	marker := filepath.Join(t.TempDir(), "marker")
+	write(t, filepath.Join(d.dir, "bin/tool"), "#!/bin/sh\ntouch "+marker+"\n", 0o755)
+	write(t, filepath.Join(d.dir, "pkg/main.go"), "package main\n\nimport \"os\"\n\n//go:generate touch "+marker+"\n\nfunc init() { os.WriteFile(\""+marker+"\", nil, 0o600) }\n\nfunc main() {}\n", 0o644)
+	s := d.look(t)
+	if err := d.store.Check(s.Evidence); err == nil {
+		t.Fatal("trusted")
+	}
+	if _, err := os.Stat(marker); !errors.Is(err, os.ErrNotExist) {
+		t.Error("something ran")
+	}
+	built, err := os.ReadDir(filepath.Join(d.cache.Dir(), "bin"))
+	if err != nil || len(built) > 0 {
+		t.Errorf("something was built: %v, %v", built, err)
+	}
+	// The control: once run, both leave their marker.
+	programs, diags, err := s.Programs(t.Context())
+	if err = errors.Join(err, diags.Err()); err != nil {
+		t.Fatal(err)
+	}
+	for id, p := range programs {
+		os.Remove(marker)
+		if err := exec.Command(p.Path).Run(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(marker); err != nil {
+			t.Errorf("control: %s leaves no marker: %v", id, err)
+		}
+	}
+}
+
+// TestProgramsAreWhatWasTrusted: a source that changes after the check is not built, an executable that changes is not
+// run.
+func TestProgramsAreWhatWasTrusted(t *testing.T) {
+	d := deploy(t)
+	s := d.look(t)
+	if err := d.store.Trust(s.Evidence); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(d.dir, "lib/lib.go"), "package lib\n\nconst Text = \"evil\"\n", 0o644)
+	write(t, filepath.Join(d.dir, "bin/tool"), "#!/bin/sh\necho evil\n", 0o755)
+	programs, diags, err := s.Programs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(diags) != 1 || diags[0].Code != compose.CodeBuild || diags[0].Entry != "pkg" || programs["pkg"] != nil {
+		t.Errorf("changed package: %v, program %v", diags, programs["pkg"])
+	}
+	out, err := exec.Command(programs["tool"].Path).CombinedOutput()
+	if err != nil || string(out) != "tool\n" {
+		t.Errorf("changed executable prints %q, %v", out, err)
+	}
+}
+
+func TestBuildErrorsAreDiagnostics(t *testing.T) {
+	d := deploy(t)
+	write(t, filepath.Join(d.dir, "lib/lib.go"), "package lib\n\nconst Text = undefined\n", 0o644)
+	s := d.look(t)
+	_, diags, err := s.Programs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(diags) != 1 || diags[0].Place.Line != 3 || diags[0].Place.Column != 20 || !strings.Contains(strings.Join(diags[0].Notes, "\n"), "lib/lib.go:3:14: undefined: undefined") {
+		t.Errorf("diagnostics:\n%v", diags.Err())
+	}
+	write(t, filepath.Join(d.dir, "pkg/main.go"), "package main\n\nimport \"example.test/m/none\"\n", 0o644)
+	plan, _ := compose.Load(d.compose, os.LookupEnv)
+	_, diags, err = Look(t.Context(), plan, d.cache)
+	if err != nil || len(diags) != 1 || diags[0].Code != compose.CodeBuild {
+		t.Errorf("missing package: %v, %v", diags.Err(), err)
+	}
+}
+
+func TestStoreRefusesWhatOthersCanWrite(t *testing.T) {
+	d := deploy(t)
+	s := d.look(t)
+	if err := d.store.Trust(s.Evidence); err != nil {
+		t.Fatal(err)
+	}
+	record := d.store.path(s.Evidence.Path)
+	info, err := os.Stat(record)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Fatalf("record has mode %v, %v", info.Mode(), err)
+	}
+	var u *UntrustedError
+	for _, tc := range []struct {
+		name     string
+		do, undo func() error
+	}{
+		{"record", func() error { return os.Chmod(record, 0o622) }, func() error { return os.Chmod(record, 0o600) }},
+		{"directory", func() error { return os.Chmod(d.store.dir, 0o777) }, func() error { return os.Chmod(d.store.dir, 0o700) }},
+		{"link", func() error {
+			return errors.Join(os.Rename(record, record+".real"), os.Symlink(record+".real", record))
+		}, func() error { return os.Rename(record+".real", record) }},
+	} {
+		if err := tc.do(); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.store.Check(s.Evidence); err == nil || errors.As(err, &u) {
+			t.Errorf("%s: got %v", tc.name, err)
+		}
+		if err := tc.undo(); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.store.Check(s.Evidence); err != nil {
+			t.Errorf("%s: control: %v", tc.name, err)
+		}
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(record, 12345, 12345); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.store.Check(s.Evidence); err == nil {
+			t.Error("a record of another user was believed")
+		}
+	}
+	for _, text := range []string{"", "{}", "not json", `{"format":1,"path":"/elsewhere"}`} {
+		os.Remove(record)
+		write(t, record, text, 0o600)
+		if err := d.store.Check(s.Evidence); err == nil {
+			t.Errorf("record %q was believed", text)
+		}
+	}
+	open := t.TempDir()
+	if err := os.Chmod(open, 0o770); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(open); err == nil {
+		t.Error("a store open to others was accepted")
+	}
+}
+
+func TestProtected(t *testing.T) {
+	d := deploy(t)
+	s := d.look(t)
+	got := s.Protected()
+	for _, want := range []string{"compose.yml", "compose.lock", "pkg", "lib", "go.mod", "go.sum", "vendor", "bin/tool"} {
+		if !slices.Contains(got, filepath.Join(d.dir, want)) {
+			t.Errorf("%s is not protected: %q", want, got)
+		}
+	}
+	for _, p := range got {
+		if p == d.dir || strings.HasPrefix(p, filepath.Join(d.dir, "pkg")+"/") {
+			t.Errorf("%s is more than needed", p)
+		}
+	}
+	if !slices.IsSorted(got) {
+		t.Errorf("not sorted: %q", got)
+	}
+	// A source that is a link: what it points to is protected too.
+	target := filepath.Join(t.TempDir(), "real.go")
+	write(t, target, "package main\n\nfunc main() {}\n", 0o644)
+	os.Remove(filepath.Join(d.dir, "pkg/main.go"))
+	if err := os.Symlink(target, filepath.Join(d.dir, "pkg/main.go")); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.look(t).Protected(); !slices.Contains(got, target) {
+		t.Errorf("%s is not protected: %q", target, got)
+	}
+}
+
+func TestLocate(t *testing.T) {
+	tree, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(tree, "compose.yml")
+	write(t, file, composition, 0o644)
+	home := t.TempDir()
+	run := t.TempDir()
+	if err := os.Chmod(run, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("XDG_STATE_HOME", home)
+	t.Setenv("XDG_RUNTIME_DIR", run)
+	l, err := Locate(file, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(l.ID) != 16 || l.StateDir != filepath.Join(home, "cordon", l.ID) {
+		t.Errorf("layout %+v", l)
+	}
+	link := filepath.Join(t.TempDir(), "link.yml")
+	if err := os.Symlink(file, link); err != nil {
+		t.Fatal(err)
+	}
+	if other, err := Locate(link, ""); err != nil || other.ID != l.ID {
+		t.Errorf("through a link: %+v, %v", other, err)
+	}
+	if err := l.Make(); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{l.StateDir, l.RunDir, l.TrustDir, l.CacheDir} {
+		info, err := os.Stat(dir)
+		if err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("%s: %v, %v", dir, info, err)
+		}
+		if !slices.ContainsFunc(l.Hidden(), func(h string) bool { return within(dir, h) }) {
+			t.Errorf("%s is not hidden", dir)
+		}
+	}
+	if err := l.Make(); err != nil {
+		t.Errorf("again: %v", err)
+	}
+	state := filepath.Join(t.TempDir(), "state")
+	o, err := Locate(file, state)
+	if err != nil || o.StateDir != filepath.Join(state, l.ID) || o.RunDir == l.RunDir {
+		t.Errorf("with --state: %+v, %v", o, err)
+	}
+
+	inside := filepath.Join(tree, "sub", "state")
+	if _, err := Locate(file, inside); err == nil || !strings.Contains(err.Error(), "--state") {
+		t.Errorf("state inside the tree: %v", err)
+	}
+	// By way of a link too.
+	out := filepath.Join(t.TempDir(), "out")
+	if err := os.Symlink(tree, out); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Locate(file, filepath.Join(out, "state")); err == nil {
+		t.Error("state inside the tree by way of a link was accepted")
+	}
+	// A runtime directory that is no good: another's, open, missing or too long.
+	if err := os.Chmod(run, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	long := filepath.Join(t.TempDir(), strings.Repeat("x", 80))
+	if err := os.Mkdir(long, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []string{run, "", "relative", filepath.Join(run, "missing"), long} {
+		t.Setenv("XDG_RUNTIME_DIR", bad)
+		l, err := Locate(file, "")
+		if err != nil || !strings.HasPrefix(l.RunDir, "/tmp/cordon-") {
+			t.Errorf("XDG_RUNTIME_DIR=%q: %+v, %v", bad, l, err)
+		}
+	}
+}
+
+func TestPrivate(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(dir, "link")
+	real := filepath.Join(dir, "real")
+	if err := errors.Join(os.Mkdir(real, 0o700), os.Symlink(real, link)); err != nil {
+		t.Fatal(err)
+	}
+	if err := makePrivate(real); err != nil {
+		t.Errorf("control: %v", err)
+	}
+	if err := makePrivate(link); err == nil {
+		t.Error("a symbolic link was accepted")
+	}
+	if err := os.Chmod(real, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if err := makePrivate(real); err == nil {
+		t.Error("a directory others can read was accepted")
+	}
+	write(t, filepath.Join(dir, "file"), "", 0o600)
+	if err := makePrivate(filepath.Join(dir, "file")); err == nil {
+		t.Error("a file was accepted")
+	}
+	if os.Geteuid() == 0 {
+		if err := errors.Join(os.Chmod(real, 0o700), os.Chown(real, 12345, 12345)); err != nil {
+			t.Fatal(err)
+		}
+		if err := makePrivate(real); err == nil {
+			t.Error("another user's directory was accepted")
+		}
+	}
+}
+
+func TestShellWord(t *testing.T) {
+	for in, want := range map[string]string{
+		"/a/b.yml": "/a/b.yml",
+		"/a b":     "'/a b'",
+		"/it's":    `'/it'\''s'`,
+		"":         "''",
+	} {
+		if got := shellWord(in); got != want {
+			t.Errorf("shellWord(%q) = %s, want %s", in, got, want)
+		}
+	}
+}
