@@ -37,9 +37,23 @@ const maxSocketPath = 107
 // socketRoom is what is kept free below RunDir for the names of sockets.
 const socketRoom = 48
 
-// Locate finds the places of the deployment of a compose file. state names another directory than
-// $XDG_STATE_HOME/cordon for everything that lasts; empty for that one. Nothing is made; see [Layout.Make].
-func Locate(composePath, state string) (*Layout, error) {
+// LayoutOf finds the places of the deployment of a compose file and makes those that are missing, each open to its
+// owner alone; what is there and is not so is refused. state names another directory than $XDG_STATE_HOME/cordon for
+// everything that lasts; empty for that one.
+func LayoutOf(composePath, state string) (Layout, error) {
+	l, err := locate(composePath, state)
+	if err != nil {
+		return Layout{}, err
+	}
+	for _, dir := range []string{l.base, l.StateDir, l.TrustDir, l.CacheDir, l.runBase, l.RunDir} {
+		if err := makePrivate(dir); err != nil {
+			return Layout{}, err
+		}
+	}
+	return *l, nil
+}
+
+func locate(composePath, state string) (*Layout, error) {
 	compose, err := filepath.Abs(composePath)
 	if err == nil {
 		compose, err = filepath.EvalSymlinks(compose)
@@ -80,18 +94,8 @@ func Locate(composePath, state string) (*Layout, error) {
 	return l, nil
 }
 
-// Make makes the directories, each open to its owner alone, and refuses those that are not.
-func (l *Layout) Make() error {
-	for _, dir := range []string{l.base, l.StateDir, l.TrustDir, l.CacheDir, l.runBase, l.RunDir} {
-		if err := makePrivate(dir); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // Hidden are the directories no confined process may see.
-func (l *Layout) Hidden() []string { return []string{l.base, l.runBase} }
+func (l Layout) Hidden() []string { return []string{l.base, l.runBase} }
 
 func id(s string) string {
 	sum := sha256.Sum256([]byte(s))

@@ -5,9 +5,9 @@
 // itself, the sources of its packages, its executables. It is kept outside the tree, as direnv does, so that the tree
 // cannot vouch for itself, and it ends with the first byte that changes.
 //
-// The steps are: [compose.Load] reads the file, [Look] finds what would run and takes the digests, [Store.Check]
-// compares them with what was agreed to, and only then [Survey.Programs] compiles and hands out exactly the bytes that
-// were looked at.
+// The steps are: compose.Load reads the file, [build.Cache.Inputs] lists what its packages would be built from,
+// [Survey] takes the digests of all of it, [Store.Check] compares them with what was agreed to. Only then is anything
+// built or copied, and only if it still has those digests: [build.Cache.BuildAll] and [Tree.Same] see to that.
 package trust
 
 import (
@@ -29,43 +29,17 @@ import (
 // Store keeps what was agreed to: one file per compose file, in a directory of its own.
 type Store struct{ dir string }
 
-// Open opens the store in dir, which is made if it is missing. It refuses a directory that is not the caller's or that
-// others can write to.
-func Open(dir string) (*Store, error) {
-	if err := makePrivate(dir); err != nil {
-		return nil, fmt.Errorf("trust store: %w", err)
-	}
-	return &Store{dir}, nil
-}
-
-// File is one file that leads to execution.
-type File struct {
-	Path   string `json:"path"`   // absolute
-	SHA256 string `json:"sha256"` // hex
-}
-
-// Evidence is everything that leads to execution under one compose file.
-type Evidence struct {
-	Path  string `json:"path"`  // canonical, of the compose file
-	Files []File `json:"files"` // sorted by path, each once
-}
-
-// Digest stands for all of it.
-func (e *Evidence) Digest() string {
-	h := sha256.New()
-	fmt.Fprintf(h, "cordon trust 1\n%q\n", e.Path)
-	for _, f := range e.Files {
-		fmt.Fprintf(h, "%s %q\n", f.SHA256, f.Path)
-	}
-	return hex.EncodeToString(h.Sum(nil))
-}
+// Open is the store in dir. Its methods refuse a directory or a file that is not the caller's or that others can
+// write to; [Store.Trust] makes the directory if it is missing.
+func Open(dir string) *Store { return &Store{dir} }
 
 // record is one file of the store.
 type record struct {
 	Format int       `json:"format"`
+	Path   string    `json:"path"` // of the compose file
 	Digest string    `json:"digest"`
 	At     time.Time `json:"at"`
-	Evidence
+	Files  []File    `json:"files"`
 }
 
 const recordFormat = 1
@@ -78,9 +52,12 @@ func (s *Store) path(compose string) string {
 	return filepath.Join(s.dir, hex.EncodeToString(sum[:])+".json")
 }
 
-// Trust records that e may run.
-func (s *Store) Trust(e *Evidence) error {
-	data, err := json.MarshalIndent(record{recordFormat, e.Digest(), time.Now().UTC().Truncate(time.Second), *e}, "", " ")
+// Trust records that t may run, instead of whatever was agreed to for its compose file before.
+func (s *Store) Trust(t *Tree) error {
+	if err := makePrivate(s.dir); err != nil {
+		return fmt.Errorf("trust store: %w", err)
+	}
+	data, err := json.MarshalIndent(record{recordFormat, t.Path(), t.Digest(), time.Now().UTC().Truncate(time.Second), t.files}, "", " ")
 	if err != nil {
 		return err
 	}
@@ -91,7 +68,7 @@ func (s *Store) Trust(e *Evidence) error {
 	_, err = tmp.Write(append(data, '\n'))
 	err = errors.Join(err, tmp.Sync(), tmp.Close())
 	if err == nil {
-		err = os.Rename(tmp.Name(), s.path(e.Path))
+		err = os.Rename(tmp.Name(), s.path(t.Path()))
 	}
 	if err != nil {
 		os.Remove(tmp.Name())
@@ -108,27 +85,28 @@ func (s *Store) Forget(compose string) error {
 	return nil
 }
 
-// Check is nil if exactly e was agreed to, else an [*UntrustedError], or what kept the store from answering.
-func (s *Store) Check(e *Evidence) error {
-	if err := private(s.dir); err != nil {
-		return fmt.Errorf("trust store: %w", err)
+// Check is nil if exactly t was agreed to, else an [*UntrustedError], or what kept the store from answering.
+func (s *Store) Check(t *Tree) error {
+	err := private(s.dir)
+	var r *record
+	if err == nil {
+		r, err = s.read(t.Path())
 	}
-	r, err := s.read(e.Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return &UntrustedError{Path: e.Path, Reason: NeverTrusted}
+		return &UntrustedError{Path: t.Path(), Reason: NeverTrusted}
 	}
 	if err != nil {
 		return fmt.Errorf("trust store: %w", err)
 	}
-	if r.Digest == e.Digest() {
+	if r.Digest == t.Digest() {
 		return nil
 	}
-	u := &UntrustedError{Path: e.Path, Reason: Changed}
+	u := &UntrustedError{Path: t.Path(), Reason: Changed}
 	old := map[string]string{}
 	for _, f := range r.Files {
 		old[f.Path] = f.SHA256
 	}
-	for _, f := range e.Files {
+	for _, f := range t.files {
 		switch sum, known := old[f.Path]; {
 		case !known:
 			u.Appeared = append(u.Appeared, f.Path)
@@ -166,7 +144,7 @@ func (s *Store) read(compose string) (*record, error) {
 	if err := json.NewDecoder(io.LimitReader(f, maxRecord)).Decode(&r); err != nil {
 		return nil, fmt.Errorf("%s cannot be read: %w; remove it and run  cordon trust  again", path, err)
 	}
-	if r.Format != recordFormat || r.Path != compose || r.Digest != r.Evidence.Digest() {
+	if r.Format != recordFormat || r.Path != compose || r.Digest != digest(r.Path, r.Files) {
 		return nil, fmt.Errorf("%s is not a record of this cordon; remove it and run  cordon trust  again", path)
 	}
 	return &r, nil

@@ -54,63 +54,72 @@ func deploy(t *testing.T) *deployment {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := Open(filepath.Join(outside, "trust"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &deployment{dir, filepath.Join(dir, "compose.yml"), cache, store}
+	return &deployment{dir, filepath.Join(dir, "compose.yml"), cache, Open(filepath.Join(outside, "trust"))}
 }
 
-func (d *deployment) look(t *testing.T) *Survey {
+// survey looks at the tree as a host does before it builds.
+func (d *deployment) survey(t *testing.T) *Tree {
 	t.Helper()
 	plan, diags := compose.Load(d.compose, os.LookupEnv)
 	if err := diags.Err(); err != nil {
 		t.Fatal(err)
 	}
-	s, diags, err := Look(t.Context(), plan, d.cache)
-	if err = errors.Join(err, diags.Err()); err != nil {
+	inputs := map[string]*build.Inputs{}
+	for _, e := range plan.Entries {
+		if e.Kind != compose.Package {
+			continue
+		}
+		in, err := d.cache.Inputs(t.Context(), e.Target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		inputs[e.ID] = in
+	}
+	tree, err := Survey(plan, inputs)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return tree
 }
 
 func TestTrust(t *testing.T) {
 	d := deploy(t)
-	s := d.look(t)
+	tree := d.survey(t)
 	var u *UntrustedError
-	if err := d.store.Check(s.Evidence); !errors.As(err, &u) || u.Reason != NeverTrusted {
+	if err := d.store.Check(tree); !errors.As(err, &u) || u.Reason != NeverTrusted {
 		t.Fatalf("a tree nobody trusted: %v", err)
 	}
 	if want := "cordon trust -f " + d.compose; !strings.Contains(u.Error(), want) {
 		t.Errorf("error does not say %q:\n%v", want, u)
 	}
-	if err := d.store.Trust(s.Evidence); err != nil {
+	if err := d.store.Trust(tree); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.store.Check(d.look(t).Evidence); err != nil {
+	if err := d.store.Check(d.survey(t)); err != nil {
 		t.Fatalf("a trusted tree: %v", err)
 	}
-	programs, diags, err := s.Programs(t.Context())
-	if err = errors.Join(err, diags.Err()); err != nil {
+	if err := d.store.Forget(tree.Path()); err != nil {
 		t.Fatal(err)
 	}
-	for id, want := range map[string]string{"pkg": "pkg", "tool": "tool\n"} {
-		out, err := exec.Command(programs[id].Path).CombinedOutput()
-		if err != nil || string(out) != want {
-			t.Errorf("%s prints %q, %v", id, out, err)
-		}
-	}
-	if programs["off"] != nil {
-		t.Error("a disabled row got a program")
-	}
-	if err := d.store.Forget(s.Evidence.Path); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.store.Check(s.Evidence); !errors.As(err, &u) || u.Reason != NeverTrusted {
+	if err := d.store.Check(tree); !errors.As(err, &u) || u.Reason != NeverTrusted {
 		t.Errorf("a forgotten tree: %v", err)
 	}
-	if err := d.store.Forget(s.Evidence.Path); err != nil {
+	if err := d.store.Forget(tree.Path()); err != nil {
 		t.Errorf("forgetting twice: %v", err)
+	}
+}
+
+// TestOneTreeDoesNotVouchForAnother: the same content elsewhere was not agreed to.
+func TestOneTreeDoesNotVouchForAnother(t *testing.T) {
+	a, b := deploy(t), deploy(t)
+	if err := a.store.Trust(a.survey(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.store.Check(b.survey(t)); err == nil {
+		t.Error("another tree of the same content is trusted")
+	}
+	if err := a.store.Check(a.survey(t)); err != nil {
+		t.Errorf("control: %v", err)
 	}
 }
 
@@ -150,11 +159,11 @@ func TestChangesAreNamed(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			d := deploy(t)
-			if err := d.store.Trust(d.look(t).Evidence); err != nil {
+			if err := d.store.Trust(d.survey(t)); err != nil {
 				t.Fatal(err)
 			}
 			tc.do(d)
-			err := d.store.Check(d.look(t).Evidence)
+			err := d.store.Check(d.survey(t))
 			if tc.changed == nil && tc.appeared == nil && tc.vanished == nil {
 				if err != nil {
 					t.Errorf("not trusted: %v", err)
@@ -184,88 +193,97 @@ func TestChangesAreNamed(t *testing.T) {
 	}
 }
 
-// TestLookBuildsAndRunsNothing: before anybody agreed, only reading happens.
-func TestLookBuildsAndRunsNothing(t *testing.T) {
+// TestNothingIsBuiltOrRunBeforeTrust: until somebody agreed, only reading happens.
+func TestNothingIsBuiltOrRunBeforeTrust(t *testing.T) {
 	d := deploy(t)
 	marker := filepath.Join(t.TempDir(), "marker")
 	write(t, filepath.Join(d.dir, "bin/tool"), "#!/bin/sh\ntouch "+marker+"\n", 0o755)
 	write(t, filepath.Join(d.dir, "pkg/main.go"), "package main\n\nimport \"os\"\n\n//go:generate touch "+marker+"\n\nfunc init() { os.WriteFile(\""+marker+"\", nil, 0o600) }\n\nfunc main() {}\n", 0o644)
-	s := d.look(t)
-	if err := d.store.Check(s.Evidence); err == nil {
+	tree := d.survey(t)
+	if err := d.store.Check(tree); err == nil {
 		t.Fatal("trusted")
 	}
 	if _, err := os.Stat(marker); !errors.Is(err, os.ErrNotExist) {
 		t.Error("something ran")
 	}
-	built, err := os.ReadDir(filepath.Join(d.cache.Dir(), "bin"))
-	if err != nil || len(built) > 0 {
-		t.Errorf("something was built: %v, %v", built, err)
+	for _, dir := range []string{"bin", "exec"} {
+		made, err := os.ReadDir(filepath.Join(d.cache.Dir(), dir))
+		if err != nil || len(made) > 0 {
+			t.Errorf("something was made: %v, %v", made, err)
+		}
 	}
-	// The control: once run, both leave their marker.
-	programs, diags, err := s.Programs(t.Context())
-	if err = errors.Join(err, diags.Err()); err != nil {
+	// The control: built and run, both leave their marker.
+	pkg, err := d.cache.Build(t.Context(), tree.inputs["pkg"])
+	if err != nil {
 		t.Fatal(err)
 	}
-	for id, p := range programs {
+	tool, err := d.cache.Stage(filepath.Join(d.dir, "bin/tool"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []*build.Binary{pkg, tool} {
 		os.Remove(marker)
 		if err := exec.Command(p.Path).Run(); err != nil {
 			t.Error(err)
 		}
 		if _, err := os.Stat(marker); err != nil {
-			t.Errorf("control: %s leaves no marker: %v", id, err)
+			t.Errorf("control: %s leaves no marker: %v", p.Path, err)
 		}
 	}
 }
 
-// TestProgramsAreWhatWasTrusted: a source that changes after the check is not built, an executable that changes is not
-// run.
-func TestProgramsAreWhatWasTrusted(t *testing.T) {
+// TestWhatRunsIsWhatWasTrusted: what changes after the check is neither built nor run.
+func TestWhatRunsIsWhatWasTrusted(t *testing.T) {
 	d := deploy(t)
-	s := d.look(t)
-	if err := d.store.Trust(s.Evidence); err != nil {
+	tree := d.survey(t)
+	if err := d.store.Trust(tree); err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(d.dir, "lib/lib.go"), "package lib\n\nconst Text = \"evil\"\n", 0o644)
-	write(t, filepath.Join(d.dir, "bin/tool"), "#!/bin/sh\necho evil\n", 0o755)
-	programs, diags, err := s.Programs(t.Context())
+	tool := filepath.Join(d.dir, "bin/tool")
+	staged, err := d.cache.Stage(tool)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(diags) != 1 || diags[0].Code != compose.CodeBuild || diags[0].Entry != "pkg" || programs["pkg"] != nil {
-		t.Errorf("changed package: %v, program %v", diags, programs["pkg"])
+	if err := tree.Same(tool, staged.SHA256); err != nil {
+		t.Errorf("control: %v", err)
 	}
-	out, err := exec.Command(programs["tool"].Path).CombinedOutput()
-	if err != nil || string(out) != "tool\n" {
-		t.Errorf("changed executable prints %q, %v", out, err)
+	write(t, filepath.Join(d.dir, "lib/lib.go"), "package lib\n\nconst Text = \"evil\"\n", 0o644)
+	write(t, tool, "#!/bin/sh\necho evil\n", 0o755)
+	var changed *build.ChangedError
+	if b, err := d.cache.Build(t.Context(), tree.inputs["pkg"]); !errors.As(err, &changed) {
+		t.Errorf("changed package: %v, %v", b, err)
+	}
+	if staged, err = d.cache.Stage(tool); err != nil {
+		t.Fatal(err)
+	}
+	if err := tree.Same(tool, staged.SHA256); err == nil {
+		t.Error("a changed executable is the same")
+	}
+	if err := tree.Same(filepath.Join(d.dir, "bin/off"), ""); err == nil {
+		t.Error("an executable nobody looked at is the same")
 	}
 }
 
-func TestBuildErrorsAreDiagnostics(t *testing.T) {
+func TestSurveyLeavesNothingOut(t *testing.T) {
 	d := deploy(t)
-	write(t, filepath.Join(d.dir, "lib/lib.go"), "package lib\n\nconst Text = undefined\n", 0o644)
-	s := d.look(t)
-	_, diags, err := s.Programs(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(diags) != 1 || diags[0].Place.Line != 3 || diags[0].Place.Column != 20 || !strings.Contains(strings.Join(diags[0].Notes, "\n"), "lib/lib.go:3:14: undefined: undefined") {
-		t.Errorf("diagnostics:\n%v", diags.Err())
-	}
-	write(t, filepath.Join(d.dir, "pkg/main.go"), "package main\n\nimport \"example.test/m/none\"\n", 0o644)
 	plan, _ := compose.Load(d.compose, os.LookupEnv)
-	_, diags, err = Look(t.Context(), plan, d.cache)
-	if err != nil || len(diags) != 1 || diags[0].Code != compose.CodeBuild {
-		t.Errorf("missing package: %v, %v", diags.Err(), err)
+	if tree, err := Survey(plan, nil); err == nil {
+		t.Errorf("a package whose inputs are not known is covered by %d files", tree.Len())
+	}
+	tree := d.survey(t)
+	os.Remove(filepath.Join(d.dir, "bin/tool"))
+	if _, err := Survey(plan, tree.inputs); err == nil {
+		t.Error("an executable that is gone is covered")
 	}
 }
 
 func TestStoreRefusesWhatOthersCanWrite(t *testing.T) {
 	d := deploy(t)
-	s := d.look(t)
-	if err := d.store.Trust(s.Evidence); err != nil {
+	tree := d.survey(t)
+	if err := d.store.Trust(tree); err != nil {
 		t.Fatal(err)
 	}
-	record := d.store.path(s.Evidence.Path)
+	record := d.store.path(tree.Path())
 	info, err := os.Stat(record)
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Fatalf("record has mode %v, %v", info.Mode(), err)
@@ -284,13 +302,13 @@ func TestStoreRefusesWhatOthersCanWrite(t *testing.T) {
 		if err := tc.do(); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.store.Check(s.Evidence); err == nil || errors.As(err, &u) {
+		if err := d.store.Check(tree); err == nil || errors.As(err, &u) {
 			t.Errorf("%s: got %v", tc.name, err)
 		}
 		if err := tc.undo(); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.store.Check(s.Evidence); err != nil {
+		if err := d.store.Check(tree); err != nil {
 			t.Errorf("%s: control: %v", tc.name, err)
 		}
 	}
@@ -298,14 +316,14 @@ func TestStoreRefusesWhatOthersCanWrite(t *testing.T) {
 		if err := os.Chown(record, 12345, 12345); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.store.Check(s.Evidence); err == nil {
+		if err := d.store.Check(tree); err == nil {
 			t.Error("a record of another user was believed")
 		}
 	}
 	for _, text := range []string{"", "{}", "not json", `{"format":1,"path":"/elsewhere"}`} {
 		os.Remove(record)
 		write(t, record, text, 0o600)
-		if err := d.store.Check(s.Evidence); err == nil {
+		if err := d.store.Check(tree); err == nil {
 			t.Errorf("record %q was believed", text)
 		}
 	}
@@ -313,15 +331,14 @@ func TestStoreRefusesWhatOthersCanWrite(t *testing.T) {
 	if err := os.Chmod(open, 0o770); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(open); err == nil {
+	if err := Open(open).Trust(tree); err == nil {
 		t.Error("a store open to others was accepted")
 	}
 }
 
 func TestProtected(t *testing.T) {
 	d := deploy(t)
-	s := d.look(t)
-	got := s.Protected()
+	got := d.survey(t).Protected()
 	for _, want := range []string{"compose.yml", "compose.lock", "pkg", "lib", "go.mod", "go.sum", "vendor", "bin/tool"} {
 		if !slices.Contains(got, filepath.Join(d.dir, want)) {
 			t.Errorf("%s is not protected: %q", want, got)
@@ -342,12 +359,12 @@ func TestProtected(t *testing.T) {
 	if err := os.Symlink(target, filepath.Join(d.dir, "pkg/main.go")); err != nil {
 		t.Fatal(err)
 	}
-	if got := d.look(t).Protected(); !slices.Contains(got, target) {
+	if got := d.survey(t).Protected(); !slices.Contains(got, target) {
 		t.Errorf("%s is not protected: %q", target, got)
 	}
 }
 
-func TestLocate(t *testing.T) {
+func TestLayout(t *testing.T) {
 	tree, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -361,7 +378,7 @@ func TestLocate(t *testing.T) {
 	}
 	t.Setenv("XDG_STATE_HOME", home)
 	t.Setenv("XDG_RUNTIME_DIR", run)
-	l, err := Locate(file, "")
+	l, err := LayoutOf(file, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -372,11 +389,8 @@ func TestLocate(t *testing.T) {
 	if err := os.Symlink(file, link); err != nil {
 		t.Fatal(err)
 	}
-	if other, err := Locate(link, ""); err != nil || other.ID != l.ID {
+	if other, err := LayoutOf(link, ""); err != nil || other.ID != l.ID {
 		t.Errorf("through a link: %+v, %v", other, err)
-	}
-	if err := l.Make(); err != nil {
-		t.Fatal(err)
 	}
 	for _, dir := range []string{l.StateDir, l.RunDir, l.TrustDir, l.CacheDir} {
 		info, err := os.Stat(dir)
@@ -387,17 +401,14 @@ func TestLocate(t *testing.T) {
 			t.Errorf("%s is not hidden", dir)
 		}
 	}
-	if err := l.Make(); err != nil {
-		t.Errorf("again: %v", err)
-	}
 	state := filepath.Join(t.TempDir(), "state")
-	o, err := Locate(file, state)
+	o, err := LayoutOf(file, state)
 	if err != nil || o.StateDir != filepath.Join(state, l.ID) || o.RunDir == l.RunDir {
 		t.Errorf("with --state: %+v, %v", o, err)
 	}
 
 	inside := filepath.Join(tree, "sub", "state")
-	if _, err := Locate(file, inside); err == nil || !strings.Contains(err.Error(), "--state") {
+	if _, err := LayoutOf(file, inside); err == nil || !strings.Contains(err.Error(), "--state") {
 		t.Errorf("state inside the tree: %v", err)
 	}
 	// By way of a link too.
@@ -405,8 +416,12 @@ func TestLocate(t *testing.T) {
 	if err := os.Symlink(tree, out); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Locate(file, filepath.Join(out, "state")); err == nil {
+	if _, err := LayoutOf(file, filepath.Join(out, "state")); err == nil {
 		t.Error("state inside the tree by way of a link was accepted")
+	}
+	left, err := os.ReadDir(tree)
+	if err != nil || len(left) != 1 {
+		t.Errorf("something was made inside the tree: %v, %v", left, err)
 	}
 	// A runtime directory that is no good: another's, open, missing or too long.
 	if err := os.Chmod(run, 0o755); err != nil {
@@ -418,9 +433,13 @@ func TestLocate(t *testing.T) {
 	}
 	for _, bad := range []string{run, "", "relative", filepath.Join(run, "missing"), long} {
 		t.Setenv("XDG_RUNTIME_DIR", bad)
-		l, err := Locate(file, "")
+		l, err := LayoutOf(file, "")
 		if err != nil || !strings.HasPrefix(l.RunDir, "/tmp/cordon-") {
 			t.Errorf("XDG_RUNTIME_DIR=%q: %+v, %v", bad, l, err)
+			continue
+		}
+		if err := os.Remove(l.RunDir); err != nil {
+			t.Error(err)
 		}
 	}
 }
