@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"weak"
 )
 
 // Named defaults of the container's timers. Each bounds code the container
@@ -59,12 +60,14 @@ type container struct {
 	stopTimeout  time.Duration
 	quietTimeout time.Duration
 
-	root    *Fiber
-	lastUID uint64
-	fibers  map[uint64]*Fiber
-	realms  map[string]*realm    // the common realm of each name
-	shared  map[sharedKey]*realm // labelled realms
-	impls   map[*impl]struct{}
+	root     *Fiber
+	lastUID  uint64
+	fibers   map[uint64]*Fiber
+	realms   map[string]*realm                 // the common realm of each name
+	shared   map[sharedKey]weak.Pointer[realm] // labelled realms, as long as somebody uses them
+	sweepAt  int
+	promises map[string]map[*Fiber]struct{} // name → fibers whose plugin says it provides it
+	impls    map[*impl]struct{}
 
 	events   atomic.Pointer[map[string]*eventTable]
 	dispatch *eventTable // internal/dispatch, consulted on every dispatch
@@ -90,7 +93,8 @@ func New(opts ...Option) *Context {
 		quietTimeout: DefaultQuietTimeout,
 		fibers:       map[uint64]*Fiber{},
 		realms:       map[string]*realm{},
-		shared:       map[sharedKey]*realm{},
+		shared:       map[sharedKey]weak.Pointer[realm]{},
+		promises:     map[string]map[*Fiber]struct{}{},
 		impls:        map[*impl]struct{}{},
 		waits:        map[*wait]struct{}{},
 	}
@@ -98,7 +102,7 @@ func New(opts ...Option) *Context {
 		o(c)
 	}
 	c.dispatch = c.table(DispatchEvent.Name)
-	root := &Fiber{c: c, plugin: Plugin{Name: "root"}, loaded: true, state: Active}
+	root := &Fiber{c: c, name: "root", plugin: Plugin{Name: "root"}, loaded: true, state: Active}
 	c.root = root
 	c.fibers[0] = root
 	root.renew()

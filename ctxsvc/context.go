@@ -66,13 +66,7 @@ func (x *Context) Root() *Context { return &Context{fiber: x.c().root} }
 // realm. The empty label makes a fresh realm; all contexts isolated with the
 // same label share one.
 func (x *Context) Isolate(name, label string) *Context {
-	c := x.c()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	d := x.derive()
-	d.detached = true
-	d.isolate = map[string]*realm{name: c.realm(name, label)}
-	return d
+	return x.Realms(map[string]string{name: label})
 }
 
 // Intercept derives a context that adds one configuration layer for the

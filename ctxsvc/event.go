@@ -272,6 +272,7 @@ func (l *listener) register(event string, want contract) error {
 type DispatchOption struct {
 	subject string
 	within  string
+	realm   *realm // of within, nil: as seen from the dispatching context
 	target  *Fiber
 }
 
@@ -291,7 +292,6 @@ type dispatch struct {
 	failClosed bool
 	list       []*listener
 	DispatchOption
-	realm *realm
 }
 
 func newDispatch[Q, A any](mode string, x *Context, ev Event[Q, A], q Q, opts []DispatchOption) (dispatch, error) {
@@ -302,7 +302,7 @@ func newDispatch[Q, A any](mode string, x *Context, ev Event[Q, A], q Q, opts []
 			d.subject = o.subject
 		}
 		if o.within != "" {
-			d.within = o.within
+			d.within, d.realm = o.within, o.realm
 		}
 		if o.target != nil {
 			d.target = o.target
@@ -318,7 +318,7 @@ func newDispatch[Q, A any](mode string, x *Context, ev Event[Q, A], q Q, opts []
 		}
 		d.list = t.listeners(c)
 	}
-	if d.within != "" {
+	if d.within != "" && d.realm == nil {
 		c.mu.Lock()
 		d.realm = x.realmOf(d.within)
 		c.mu.Unlock()

@@ -115,6 +115,7 @@ type epoch struct {
 type Fiber struct {
 	c      *container
 	uid    uint64
+	name   string // shown
 	plugin Plugin
 	parent *Fiber
 	mount  *Context // where it was plugged in
@@ -157,7 +158,10 @@ func (x *Context) Plugin(p Plugin, config any) (*Fiber, error) {
 
 	c := x.c()
 	c.mu.Lock()
-	f := &Fiber{c: c, plugin: p, parent: x.fiber, mount: x, config: config, held: true}
+	f := &Fiber{c: c, name: p.Name, plugin: p, parent: x.fiber, mount: x, config: config, held: true}
+	if f.name == "" {
+		f.name = x.fiber.name
+	}
 	e := &Effect{fiber: x.fiber, kind: kindFiber, state: effectLive, label: p.Name, child: f}
 	if err := x.register(e, "plug in "+p.Name); err != nil {
 		c.mu.Unlock()
@@ -173,6 +177,7 @@ func (x *Context) Plugin(p Plugin, config any) (*Fiber, error) {
 	for _, n := range p.Inject {
 		f.addNeed(n)
 	}
+	f.promise()
 	observed := c.table(FiberEvent.Name).any()
 	c.mu.Unlock()
 
@@ -246,6 +251,17 @@ func (f *Fiber) addNeed(n Need) {
 	nd.pos = nd.realm.dependents.PushBack(nd)
 }
 
+// promise enters the fiber under the names its plugin says it provides. The
+// lock is held.
+func (f *Fiber) promise() {
+	for _, name := range f.plugin.Provides {
+		if f.c.promises[name] == nil {
+			f.c.promises[name] = map[*Fiber]struct{}{}
+		}
+		f.c.promises[name][f] = struct{}{}
+	}
+}
+
 func (f *Fiber) list() {
 	for i := range f.needs {
 		nd := &f.needs[i]
@@ -271,21 +287,19 @@ func (f *Fiber) renew() {
 	f.live.Store(ep)
 }
 
-// Name returns the plugin's name, or the nearest named ancestor's.
-func (f *Fiber) Name() string {
-	for g := f; g != nil; g = g.parent {
-		if g.plugin.Name != "" {
-			return g.plugin.Name
-		}
-	}
-	return "root"
-}
+// Name returns the plugin's name, or the nearest named ancestor's at the time
+// it was plugged in.
+func (f *Fiber) Name() string { return f.name }
 
 // UID returns the fiber's number: 0 for the root, never reused.
 func (f *Fiber) UID() uint64 { return f.uid }
 
-// Parent returns the fiber this one was plugged into, nil for the root.
-func (f *Fiber) Parent() *Fiber { return f.parent }
+// Parent returns the fiber this one is plugged into, nil for the root.
+func (f *Fiber) Parent() *Fiber {
+	f.c.mu.Lock()
+	defer f.c.mu.Unlock()
+	return f.parent
+}
 
 // State returns the state at this moment.
 func (f *Fiber) State() State {
@@ -759,6 +773,10 @@ func (f *Fiber) load() {
 	if err == nil {
 		return
 	}
+	if late := (*TimeoutError)(nil); errors.As(err, &late) && late.What == "apply" {
+		c.log.Error("apply ignored its cancelled context and was abandoned", f.attrs(err)...)
+		return
+	}
 	if ep.spent {
 		// Its end was asked for meanwhile: what it says about being cancelled
 		// is not a failure of the plugin.
@@ -853,6 +871,12 @@ func (f *Fiber) bury() {
 	f.unlist()
 	f.needs = nil
 	delete(f.c.fibers, f.uid)
+	for _, name := range f.plugin.Provides {
+		delete(f.c.promises[name], f)
+		if len(f.c.promises[name]) == 0 {
+			delete(f.c.promises, name)
+		}
+	}
 	if f.effect.state == effectLive { // nobody is undoing it from above
 		f.effect.unlink()
 		f.effect.state = effectDone

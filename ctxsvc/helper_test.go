@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -185,3 +186,5 @@ func consumer(j *journal, id string, needs ...string) Plugin {
 		return x.Defer("stop", j.undo(id+"-"))
 	}}
 }
+
+func goexit() { runtime.Goexit() }

@@ -1,7 +1,6 @@
 package ctxsvc
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -9,55 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 )
-
-type listElement = list.Element
-
-type sharedKey struct{ name, label string }
-
-// realm is where one service name is looked up: at most one provider, and
-// every fiber that needs the name here.
-type realm struct {
-	name       string
-	label      string // "" for the common realm of the name and for fresh ones
-	private    bool   // made by Isolate
-	impl       *impl
-	dependents list.List // of *need, in the order the fibers were created
-}
-
-func (r *realm) String() string {
-	switch {
-	case r.label != "":
-		return r.label
-	case r.private:
-		return "(private)"
-	}
-	return ""
-}
-
-// common returns the realm of name for contexts that isolate nothing. The
-// lock is held.
-func (c *container) common(name string) *realm {
-	r := c.realms[name]
-	if r == nil {
-		r = &realm{name: name}
-		c.realms[name] = r
-	}
-	return r
-}
-
-// realm returns the labelled realm, or a fresh one. The lock is held.
-func (c *container) realm(name, label string) *realm {
-	if label == "" {
-		return &realm{name: name, private: true}
-	}
-	k := sharedKey{name, label}
-	r := c.shared[k]
-	if r == nil {
-		r = &realm{name: name, label: label, private: true}
-		c.shared[k] = r
-	}
-	return r
-}
 
 // published is what readers of a service see, replaced as a whole.
 type published struct {
@@ -235,7 +185,7 @@ func (im *impl) publish(old, next *published, why Change) {
 		return
 	}
 	if changed && why == Replaced {
-		im.fiber.c.tell(im, Replaced)
+		im.fiber.c.tell(im, im.realm, Replaced)
 		why = FactsChanged
 	}
 	if why == FactsChanged && !changed {
@@ -248,18 +198,20 @@ func (im *impl) publish(old, next *published, why Change) {
 func (im *impl) announce(why Change) {
 	im.announced = true
 	im.fiber.c.notify(im.realm)
-	im.fiber.c.tell(im, why)
+	im.fiber.c.tell(im, im.realm, why)
 }
 
-// tell posts a ServiceEvent. The lock is held.
-func (c *container) tell(im *impl, why Change) {
+// tell posts a ServiceEvent to realm r. The lock is held.
+func (c *container) tell(im *impl, r *realm, why Change) {
 	if !c.table(ServiceEvent.Name).any() {
 		return
 	}
 	p := im.now.Load()
-	ev := ServiceChange{Name: im.name, Change: why, Realm: im.realm.String(), Provider: im.fiber, Generation: p.generation, Facts: p.facts}
+	ev := ServiceChange{Name: im.name, Change: why, Realm: r.String(), Provider: im.fiber, Generation: p.generation, Facts: p.facts}
 	x := im.ctx
-	c.post(func() { Emit(context.Background(), x, ServiceEvent, ev, Within(im.name)) })
+	c.post(func() {
+		Emit(context.Background(), x, ServiceEvent, ev, DispatchOption{within: im.name, realm: r})
+	})
 }
 
 // withdraw starts taking the service away: consumers are told, the value

@@ -250,13 +250,12 @@ func (c *container) missing(n *need) string {
 	if path := c.cycleFrom(n.fiber); path != nil {
 		return "waits for itself: " + strings.Join(path, " → ")
 	}
-	for _, g := range c.promising(n) {
-		switch {
-		case g.err != nil:
+	if gs := c.promising(n); len(gs) > 0 {
+		g := gs[0]
+		if g.err != nil {
 			return fmt.Sprintf("%s, which offers it, is %s: %v", g.Name(), g.state, g.err)
-		default:
-			return fmt.Sprintf("%s, which offers it, is %s", g.Name(), g.state)
 		}
+		return fmt.Sprintf("%s, which offers it, is %s", g.Name(), g.state)
 	}
 	for im := range c.impls {
 		if im.name == n.Name {
@@ -278,14 +277,9 @@ func place(r *realm) string {
 // n's realm, by age. The lock is held.
 func (c *container) promising(n *need) []*Fiber {
 	var out []*Fiber
-	for _, g := range c.fibers {
-		if g.mount == nil {
-			continue
-		}
-		for _, name := range g.plugin.Provides {
-			if name == n.Name && g.mount.realmOf(name) == n.realm {
-				out = append(out, g)
-			}
+	for g := range c.promises[n.Name] {
+		if g.mount.realmOf(n.Name) == n.realm {
+			out = append(out, g)
 		}
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i].uid < out[j].uid })
@@ -346,7 +340,7 @@ func (c *container) cycleFrom(f *Fiber) []string {
 func (c *container) cycles() [][]string {
 	var uids []uint64
 	for uid, f := range c.fibers {
-		if f.state == Pending && len(f.needs) > 0 {
+		if f.state == Pending && len(f.needs) > 0 && len(f.plugin.Provides) > 0 {
 			uids = append(uids, uid)
 		}
 	}
