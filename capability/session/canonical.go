@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -355,12 +356,73 @@ func (k *keys) add(key string) bool {
 
 // unquote is the text of a JSON string that was already found to be well formed.
 func unquote(quoted []byte) (string, error) {
-	for _, b := range quoted {
-		if b == '\\' {
-			var s string
-			err := json.Unmarshal(quoted, &s)
-			return s, err
-		}
+	if bytes.IndexByte(quoted, '\\') >= 0 {
+		var s string
+		err := json.Unmarshal(quoted, &s)
+		return s, err
 	}
 	return string(quoted[1 : len(quoted)-1]), nil
+}
+
+// member is the text of a top-level member of a canonical object; empty when there is none or it is no string. It reads the
+// object up to the member only: a fold of a long log spends its time here.
+func member(data []byte, key string) string {
+	pos := 1
+	for pos < len(data) && data[pos] == '"' {
+		end := pos + stringEnd(data[pos:])
+		if end >= len(data) || data[end] != ':' {
+			return ""
+		}
+		name, err := unquote(data[pos:end])
+		value := end + 1
+		pos = value + valueEnd(data[value:])
+		if err == nil && name == key {
+			if pos-value < 2 || data[value] != '"' || data[pos-1] != '"' {
+				return ""
+			}
+			text, err := unquote(data[value:pos])
+			if err != nil {
+				return ""
+			}
+			return text
+		}
+		pos++ // the comma
+	}
+	return ""
+}
+
+// stringEnd is the length of the JSON string that data begins with, or of data when it does not end.
+func stringEnd(data []byte) int {
+	for i := 1; i < len(data); i++ {
+		switch data[i] {
+		case '\\':
+			i++
+		case '"':
+			return i + 1
+		}
+	}
+	return len(data)
+}
+
+// valueEnd is the length of the JSON value that data begins with, or of data when it does not end.
+func valueEnd(data []byte) int {
+	depth := 0
+	for i := 0; i < len(data); i++ {
+		switch data[i] {
+		case '"':
+			i += stringEnd(data[i:]) - 1
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth == 0 {
+				return i
+			}
+			depth--
+		case ',':
+			if depth == 0 {
+				return i
+			}
+		}
+	}
+	return len(data)
 }

@@ -116,6 +116,13 @@ func FuzzCanonical(f *testing.F) {
 		if err != nil || !bytes.Equal(again, out) {
 			t.Fatalf("%q is not a fixed point: %q, %v", out, again, err)
 		}
+		// The shortcut into an object finds what a whole reading finds.
+		for key, value := range decode(t, out).(map[string]any) {
+			want, _ := value.(string)
+			if got := member(out, key); got != want {
+				t.Fatalf("member %q of %q is %q", key, out, got)
+			}
+		}
 		marshalled, err := json.Marshal(out)
 		if err != nil || !bytes.Equal(marshalled, out) {
 			t.Fatalf("encoding/json makes %q of %q: %v", marshalled, out, err)
@@ -131,4 +138,28 @@ func decode(t *testing.T, data []byte) (v any) {
 		t.Fatal(err)
 	}
 	return v
+}
+
+func TestMember(t *testing.T) {
+	for _, c := range []struct{ data, key, want string }{
+		{`{}`, "a", ""},
+		{`{"a":"x"}`, "a", "x"},
+		{`{"b":{"a":"no","c":["}"]},"a":"x"}`, "a", "x"},
+		{`{"b":"\\\"a\":","a":"x"}`, "a", "x"},
+		{`{"\u0061":"\u0078"}`, "a", "x"},
+		{`{"A":"no"}`, "a", ""},
+		{`{"a":1}`, "a", ""},
+		{`{"a":null,"b":2}`, "a", ""},
+		{`{"a":"x`, "a", ""}, {`{"a":`, "a", ""}, {`{"a"`, "a", ""}, {`{"`, "a", ""}, {`{`, "a", ""}, {``, "a", ""}, {`null`, "a", ""}, {`{"a":"`, "a", ""},
+	} {
+		if got := member([]byte(c.data), c.key); got != c.want {
+			t.Errorf("member(%s, %s) is %q, want %q", c.data, c.key, got, c.want)
+		}
+	}
+}
+
+// FuzzMember reads bytes that are anything but canonical.
+func FuzzMember(f *testing.F) {
+	f.Add([]byte(`{"a":"x`))
+	f.Fuzz(func(t *testing.T, data []byte) { member(data, "a") })
 }

@@ -169,48 +169,50 @@ func (s *State) Check(d Draft) error {
 }
 
 // Apply adds an event to the state. It accepts any event, also one that Check would have refused: a log on disk is what
-// happened. Of what makes no sense it takes the numbers and hashes only.
+// happened. Of an event that makes no sense it takes the number, the time and the hash.
 func (s *State) Apply(e Event) {
 	s.next, s.head, s.time = e.Seq+1, e.Hash, e.Time
-	p, err := check(e.Type, e.Data)
-	if e.Type == TypeTurnStart {
+	switch e.Type {
+	case TypeTurnStart:
 		if e.Turn > 0 && s.turns[e.Turn] == nil {
 			s.turns[e.Turn] = &turn{}
 		}
 		s.turn = max(s.turn, e.Turn)
 		return
+	case TypeTurnEnd:
+		delete(s.turns, e.Turn)
+		return
 	}
 	t := s.turns[e.Turn]
-	if t == nil || err != nil && e.Type != TypeTurnEnd {
+	if t == nil {
 		return
 	}
 	switch e.Type {
-	case TypeTurnEnd:
-		delete(s.turns, e.Turn)
 	case TypeToolCall:
-		if c := t.call(p.id); c != nil {
+		id := member(e.Data, "callId")
+		if c := t.call(id); c != nil {
 			c.seq, c.started, c.done = e.Seq, true, false
-		} else {
-			t.calls = append(t.calls, call{id: p.id, seq: e.Seq, started: true})
+		} else if id != "" {
+			t.calls = append(t.calls, call{id: id, seq: e.Seq, started: true})
 		}
 	case TypeToolResult:
-		if c := t.call(p.id); c != nil {
+		id := member(e.Data, "callId")
+		if c := t.call(id); c != nil {
 			c.done = true
-		} else {
-			t.calls = append(t.calls, call{id: p.id, seq: e.Seq, done: true})
+		} else if id != "" {
+			t.calls = append(t.calls, call{id: id, seq: e.Seq, done: true})
 		}
 	case TypeAsked:
-		if !slices.Contains(t.questions, p.id) {
-			t.questions = append(t.questions, p.id)
+		if id := member(e.Data, "id"); id != "" && !slices.Contains(t.questions, id) {
+			t.questions = append(t.questions, id)
 		}
 		// A question may be asked about a call that is not recorded as started yet.
-		if f := read(e.Type, e.Data); f.has("callId") {
-			if id := f.name("callId"); f.err == nil && t.call(id) == nil {
-				t.calls = append(t.calls, call{id: id, seq: e.Seq})
-			}
+		if id := member(e.Data, "callId"); id != "" && t.call(id) == nil {
+			t.calls = append(t.calls, call{id: id, seq: e.Seq})
 		}
 	case TypeDecided:
-		t.questions = slices.DeleteFunc(t.questions, func(id string) bool { return id == p.id })
+		id := member(e.Data, "id")
+		t.questions = slices.DeleteFunc(t.questions, func(q string) bool { return q == id })
 	}
 }
 

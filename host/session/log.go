@@ -206,16 +206,16 @@ func (l *Log) load(id string) (*Session, error) {
 		return nil, err
 	}
 	if header.ID != id {
-		return nil, &CorruptError{ID: id, Err: fmt.Errorf("stored session identity mismatch: the header names %q", header.ID)}
+		return nil, l.corrupt(id, fmt.Errorf("stored session identity mismatch: the header names %q", header.ID))
 	}
 	if err := header.Validate(); err != nil {
 		if version := (*rules.VersionError)(nil); errors.As(err, &version) {
 			return nil, err
 		}
-		return nil, &CorruptError{ID: id, Err: err}
+		return nil, l.corrupt(id, err)
 	}
 	if err := rules.Verify(header, events); err != nil {
-		return nil, &CorruptError{ID: id, Err: err}
+		return nil, l.corrupt(id, err)
 	}
 	s := newSession(l, header)
 	s.publish(events, false, nil)
@@ -229,6 +229,14 @@ func (l *Log) load(id string) (*Session, error) {
 	l.opts.Logger.Info("session repaired", "session", id, "turns", s.state.OpenTurns(), "events", len(closers))
 	s.publish(closers, false, nil)
 	return s, nil
+}
+
+func (l *Log) corrupt(id string, err error) error {
+	e := &CorruptError{ID: id, Err: err}
+	if at, ok := l.store.(Locator); ok {
+		e.Store = at.Location()
+	}
+	return e
 }
 
 // Read is what the store has of a session, neither verified nor repaired, for audits and exports.

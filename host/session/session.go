@@ -334,7 +334,7 @@ func (s *Session) reread(mine []Event) (committed bool, err error) {
 		return false, err
 	}
 	if err := rules.VerifyFrom(s.state.Next(), s.state.Head(), s.state.Time(), found); err != nil {
-		return false, &CorruptError{ID: s.header.ID, Err: err}
+		return false, s.log.corrupt(s.header.ID, err)
 	}
 	s.stale = false
 	s.publish(found, len(s.log.observing()) > 0, nil)
@@ -391,7 +391,9 @@ func (s *Session) deliver(upto int64) {
 			return
 		}
 		next := s.pending[0]
-		s.pending = s.pending[1:]
+		if s.pending = s.pending[1:]; len(s.pending) == 0 {
+			s.pending = nil // or the array would keep what was shown
+		}
 		s.delivering = true
 		s.mu.Unlock()
 		s.observe(next)

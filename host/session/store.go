@@ -54,6 +54,12 @@ type Store interface {
 	Close() error
 }
 
+// Locator is implemented by stores whose content is somewhere.
+type Locator interface {
+	// Location is the file or address, without secrets.
+	Location() string
+}
+
 // Why a store could not do something. Errors of stores are *StoreError and answer to errors.Is with one of these.
 var (
 	ErrCorrupt  = errors.New("the content is damaged")
@@ -122,12 +128,17 @@ func (e *ConflictError) Error() string {
 
 // A CorruptError is a log that was read and is not what was written.
 type CorruptError struct {
-	ID  string
-	Err error // a *rules.ChainError names the event
+	ID    string
+	Store string // where the log is, as Location of the store says; empty if it does not
+	Err   error  // a *rules.ChainError names the event
 }
 
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("session %q is damaged: %v: `cordon audit verify %s` shows the event; the session cannot be continued", e.ID, e.Err, e.ID)
+	s := fmt.Sprintf("session %q is damaged and cannot be continued: %v: `cordon audit verify %s` shows the event", e.ID, e.Err, e.ID)
+	if e.Store != "" {
+		s += " (raw log: " + e.Store + ")"
+	}
+	return s
 }
 
 func (e *CorruptError) Unwrap() error { return e.Err }

@@ -244,6 +244,9 @@ func (s *Store) migrate(ctx context.Context) error {
 	return nil
 }
 
+// Location is the path of the file.
+func (s *Store) Location() string { return s.path }
+
 // Create keeps a header.
 func (s *Store) Create(ctx context.Context, header session.Header) error {
 	return s.commit(ctx, &request{header: &header, id: header.ID})
@@ -466,6 +469,7 @@ func (s *Store) classify(op string, err error) error {
 }
 
 var (
-	_ session.Store = (*Store)(nil)
-	_ sql.Scanner   = into{}
+	_ session.Store   = (*Store)(nil)
+	_ session.Locator = (*Store)(nil)
+	_ sql.Scanner     = into{}
 )

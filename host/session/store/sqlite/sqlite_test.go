@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	rules "github.com/cordon-host/cordon/capability/session"
 	"github.com/cordon-host/cordon/host/session"
 	"github.com/cordon-host/cordon/host/session/store/sqlite"
@@ -32,7 +34,7 @@ func TestMain(m *testing.M) {
 		hold(path)
 		return
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 func hold(path string) {

@@ -75,12 +75,22 @@ func (s *Store) transact(batch []*request) (results []error, err error) {
 			c.discard()
 		}
 	}()
+	results = make([]error, len(batch))
+	// One event is one statement, and that is a transaction by itself: the usual case when little goes on.
+	if r := batch[0]; len(batch) == 1 && r.header == nil && len(r.events) == 1 {
+		results[0], err = c.append(ctx, r)
+		return results, err
+	}
 	if _, err := c.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
 		return nil, err
 	}
-	results = make([]error, len(batch))
 	for i, r := range batch {
-		if results[i], err = c.apply(ctx, r); err != nil {
+		if r.header != nil {
+			results[i], err = c.create(ctx, r)
+		} else {
+			results[i], err = c.append(ctx, r)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -93,8 +103,10 @@ func (s *Store) transact(batch []*request) (results []error, err error) {
 // conn is the writer's connection with its statements.
 type conn struct {
 	*sql.Conn
-	find, header, event *sql.Stmt
+	find, header, first, more *sql.Stmt
 }
+
+const insertEvent = "INSERT INTO event (session, seq, time, type, turn, data, hash) SELECT num, ?2, ?3, ?4, ?5, ?6, ?7 FROM session WHERE id = ?1"
 
 func connect(ctx context.Context, db *sql.DB) (*conn, error) {
 	raw, err := db.Conn(ctx)
@@ -103,9 +115,11 @@ func connect(ctx context.Context, db *sql.DB) (*conn, error) {
 	}
 	c := &conn{Conn: raw}
 	for stmt, query := range map[**sql.Stmt]string{
-		&c.find:   "SELECT num, (SELECT coalesce(max(seq) + 1, 0) FROM event WHERE session = num) FROM session WHERE id = ?",
+		&c.find:   "SELECT (SELECT coalesce(max(seq) + 1, 0) FROM event WHERE session = num) FROM session WHERE id = ?",
 		&c.header: "INSERT INTO session (id, version, created, cwd, parent) VALUES (?, ?, ?, ?, ?)",
-		&c.event:  "INSERT INTO event (session, seq, time, type, turn, data, hash) VALUES (?, ?, ?, ?, ?, ?, ?)",
+		// The condition is what makes an append go to the end its caller knows, and it is in the statement that writes.
+		&c.first: insertEvent + " AND (SELECT coalesce(max(seq) + 1, 0) FROM event WHERE session = num) = ?8",
+		&c.more:  insertEvent,
 	} {
 		if *stmt, err = raw.PrepareContext(ctx, query); err != nil {
 			c.discard()
@@ -119,7 +133,7 @@ func connect(ctx context.Context, db *sql.DB) (*conn, error) {
 // and then the last one to close does not fold the write-ahead log into the file.
 func (c *conn) close() error {
 	var errs []error
-	for _, stmt := range []*sql.Stmt{c.find, c.header, c.event} {
+	for _, stmt := range []*sql.Stmt{c.find, c.header, c.first, c.more} {
 		if stmt != nil {
 			errs = append(errs, stmt.Close())
 		}
@@ -130,7 +144,7 @@ func (c *conn) close() error {
 // discard closes the connection for good instead of giving it back. It is called for one that failed: what else it says does not
 // matter.
 func (c *conn) discard() {
-	for _, stmt := range []*sql.Stmt{c.find, c.header, c.event} {
+	for _, stmt := range []*sql.Stmt{c.find, c.header, c.first, c.more} {
 		if stmt != nil {
 			stmt.Close()
 		}
@@ -139,31 +153,58 @@ func (c *conn) discard() {
 	c.Conn.Close()
 }
 
-// apply writes one request. refusal is what is wrong with the request, err what is wrong with the transaction.
-func (c *conn) apply(ctx context.Context, r *request) (refusal, err error) {
-	var num, next int64
-	err = c.find.QueryRowContext(ctx, r.id).Scan(&num, &next)
-	found := !errors.Is(err, sql.ErrNoRows)
-	if found && err != nil {
+// create writes a header. refusal is what is wrong with the request, err what is wrong with the transaction.
+func (c *conn) create(ctx context.Context, r *request) (refusal, err error) {
+	found, _, err := c.length(ctx, r.id)
+	if err != nil {
 		return nil, err
 	}
-	if h := r.header; h != nil {
-		if found {
-			return &session.ExistsError{ID: r.id}, nil
+	if found {
+		return &session.ExistsError{ID: r.id}, nil
+	}
+	h := r.header
+	_, err = c.header.ExecContext(ctx, h.ID, h.Version, h.CreatedAt.UnixMilli(), h.Cwd, h.Parent)
+	return nil, err
+}
+
+// append writes events, or nothing when it refuses the request.
+func (c *conn) append(ctx context.Context, r *request) (refusal, err error) {
+	for i, e := range r.events {
+		args := []any{r.id, e.Seq, e.Time.UnixMilli(), e.Type, e.Turn, string(e.Data), e.Hash[:]}
+		if i > 0 {
+			if _, err := c.more.ExecContext(ctx, args...); err != nil {
+				return nil, err
+			}
+			continue
 		}
-		_, err = c.header.ExecContext(ctx, h.ID, h.Version, h.CreatedAt.UnixMilli(), h.Cwd, h.Parent)
-		return nil, err
-	}
-	switch {
-	case !found:
-		return &session.NotFoundError{ID: r.id}, nil
-	case next != r.expected:
-		return &session.ConflictError{ID: r.id, Expected: r.expected, Actual: next}, nil
-	}
-	for _, e := range r.events {
-		if _, err := c.event.ExecContext(ctx, num, e.Seq, e.Time.UnixMilli(), e.Type, e.Turn, string(e.Data), e.Hash[:]); err != nil {
+		result, err := c.first.ExecContext(ctx, append(args, r.expected)...)
+		if err != nil {
 			return nil, err
 		}
+		written, err := result.RowsAffected()
+		if err != nil {
+			return nil, err
+		}
+		if written == 1 {
+			continue
+		}
+		found, next, err := c.length(ctx, r.id)
+		switch {
+		case err != nil:
+			return nil, err
+		case !found:
+			return &session.NotFoundError{ID: r.id}, nil
+		}
+		return &session.ConflictError{ID: r.id, Expected: r.expected, Actual: next}, nil
 	}
 	return nil, nil
+}
+
+// length is the number of events of a session.
+func (c *conn) length(ctx context.Context, id string) (found bool, n int64, err error) {
+	err = c.find.QueryRowContext(ctx, id).Scan(&n)
+	if errors.Is(err, sql.ErrNoRows) {
+		return false, 0, nil
+	}
+	return err == nil, n, err
 }
