@@ -208,6 +208,7 @@ func (x *Context) finish(e *Effect, undo Disposer, err error) error {
 	c.mu.Lock()
 	e.undo = undo
 	if e.state == effectDone { // given up on: undo late what it did
+		e.settled()
 		c.mu.Unlock()
 		late := errors.Join(err, e.undoAll())
 		c.log.Warn("abandoned set-up ended and was undone", append(x.fiber.attrs(late), slog.String("effect", e.label))...)

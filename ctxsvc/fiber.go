@@ -101,6 +101,7 @@ type epoch struct {
 	table    atomic.Pointer[map[string]*impl] // resolved needs; nil before load and after unload
 	closed   bool                             // registrations are refused
 	spent    bool                             // this load must end whatever its needs say
+	over     atomic.Bool                      // everything is undone: readers are refused
 	released chan struct{}                    // closed when fully unloaded; made when somebody waits
 	impls    []*impl                          // services provided, in order
 }
@@ -518,9 +519,11 @@ func (f *Fiber) fail(ep *epoch, err error) {
 	}
 	f.block(err)
 	f.spend()
+	f.c.mu.Unlock()
+	f.c.log.Error("plugin failed", f.attrs(err)...) // before it shows
+	f.c.mu.Lock()
 	f.kick()
 	f.c.mu.Unlock()
-	f.c.log.Error("plugin failed", f.attrs(err)...)
 }
 
 // block records a failure and what it happened with. The lock is held.
@@ -773,19 +776,24 @@ func (f *Fiber) load() {
 	if err == nil {
 		return
 	}
-	if late := (*TimeoutError)(nil); errors.As(err, &late) && late.What == "apply" {
-		c.log.Error("apply ignored its cancelled context and was abandoned", f.attrs(err)...)
-		return
+	superseded := ep.spent
+	if !superseded {
+		f.block(err)
+		ep.spent = true
 	}
-	if ep.spent {
+	c.mu.Unlock()
+	var late *TimeoutError
+	switch {
+	case errors.As(err, &late) && late.What == "apply":
+		c.log.Error("apply ignored its cancelled context and was abandoned", f.attrs(err)...)
+	case superseded:
 		// Its end was asked for meanwhile: what it says about being cancelled
 		// is not a failure of the plugin.
 		c.log.Debug("superseded load ended", f.attrs(err)...)
-		return
+	default:
+		c.log.Error("plugin failed to load", f.attrs(err)...)
 	}
-	f.block(err)
-	ep.spent = true
-	c.log.Error("plugin failed to load", f.attrs(err)...)
+	c.mu.Lock()
 }
 
 // run is the foreign part of a load: configuration, then body.
@@ -847,6 +855,7 @@ func (f *Fiber) unload() {
 		}
 	}
 	ep.table.Store(nil)
+	ep.over.Store(true)
 	if ep.released != nil {
 		close(ep.released)
 	}
@@ -867,6 +876,7 @@ func (f *Fiber) unload() {
 func (f *Fiber) bury() {
 	ep := f.live.Load()
 	ep.closed = true
+	ep.over.Store(true)
 	ep.cancel()
 	f.unlist()
 	f.needs = nil

@@ -285,10 +285,10 @@ func (c *container) awaitConsumers(impls []*impl) error {
 				continue
 			case <-timer.C:
 			}
-			c.mu.Lock()
 			err := fmt.Errorf("%s still runs with service %q: %w", ep.fiber.Name(), im.name,
 				&TimeoutError{What: "consumers", After: c.quietTimeout})
 			c.log.Error("consumers did not stop in time", im.fiber.attrs(err)...)
+			c.mu.Lock()
 			return err
 		}
 	}
@@ -418,7 +418,7 @@ func (x *Context) find(name string) (*impl, error) {
 func (x *Context) walk(name string) (*impl, error) {
 	r := x.realmOf(name)
 	own := x.fiber
-	if x.epoch != nil && (x.fiber.live.Load() != x.epoch || x.fiber.state == Disposed) {
+	if x.epoch != nil && x.epoch.over.Load() {
 		return nil, &InactiveError{Fiber: own.Name(), State: own.state, Op: "read service " + name}
 	}
 	if own.parent == nil {
@@ -486,7 +486,7 @@ func (h Handle[T]) Pin() Handle[T] {
 func (h Handle[T]) Get() (T, error) {
 	var zero T
 	x := h.ctx
-	if x.epoch != nil && x.fiber.live.Load() != x.epoch {
+	if x.epoch != nil && x.epoch.over.Load() {
 		return zero, &InactiveError{Fiber: x.fiber.Name(), State: x.fiber.State(), Op: "use service " + h.impl.name}
 	}
 	p := h.impl.now.Load()
