@@ -144,10 +144,16 @@ func (c *checker) config(p part) {
 	e := p.entry
 	s, err := compileSchema(p.manifest.GetConfigSchema())
 	if err != nil {
-		c.fail(e, "use", CodeSchema, "config schema of %q cannot be used: %v", e.ID, err).hint("this is a mistake of the plugin")
+		d := c.fail(e, "use", CodeSchema, "config schema of %q cannot be used", e.ID).hint("this is a mistake of the plugin")
+		for line := range strings.Lines(err.Error()) {
+			d.note("%s", strings.TrimSpace(line))
+		}
 		return
 	}
 	c.schemas[e.ID] = s
+	if e.broken {
+		return
+	}
 	violations, err := s.validate(e.Config)
 	if err != nil {
 		c.fail(e, "config", CodeConfig, "config of %q cannot be checked", e.ID)

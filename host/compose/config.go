@@ -33,19 +33,24 @@ func (l *loader) config(n *yaml.Node, e *Entry) {
 		return
 	}
 	c := &configReader{loader: l, nodes: map[string]configNode{}}
+	before := len(l.diags)
 	c.value("", nil, n)
 	e.nodes = c.nodes
 	e.Config = c.out.Bytes()
+	e.broken = c.broken || len(l.diags) > before
 }
 
 type configReader struct {
 	*loader
 	out   bytes.Buffer
 	nodes map[string]configNode
+	// broken is set if something could not be read, so that the config must not be judged.
+	broken bool
 }
 
 func (c *configReader) value(pointer string, key, n *yaml.Node) {
 	c.nodes[pointer] = configNode{key, n}
+	c.broken = c.broken || c.bad[deref(n)]
 	switch v := deref(n); v.Kind {
 	case yaml.MappingNode:
 		names, all := fields(v)

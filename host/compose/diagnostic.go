@@ -135,6 +135,13 @@ func (d *Diagnostic) Error() string {
 // Diagnostics is everything found in one pass, in the order of the places.
 type Diagnostics []*Diagnostic
 
+// Join is all of lists as one, in the order of the places.
+func Join(lists ...Diagnostics) Diagnostics {
+	all := slices.Concat(lists...)
+	all.sort()
+	return all
+}
+
 // Err is nil if nothing in ds stops the composition, else ds as an error whose text is that of [Diagnostics.Text].
 func (ds Diagnostics) Err() error {
 	if !ds.HasErrors() {

@@ -113,8 +113,7 @@ func (g golden) run(t *testing.T) string {
 	}
 	plan, diags := Load(FileName, g.lookup)
 	if plan != nil && len(g.manifests) > 0 {
-		diags = slices.Concat(diags, Check(plan, g.manifests, g.builtins))
-		diags.sort()
+		diags = Join(diags, Check(plan, g.manifests, g.builtins))
 	}
 	var out bytes.Buffer
 	if err := diags.Text(&out); err != nil {

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"gopkg.in/yaml.v3"
 )
@@ -40,7 +41,7 @@ var (
 // the rows' plugins are. The plan holds what could be read, also if there are errors; it is nil only if nothing could.
 // env looks up a variable, as [os.LookupEnv] does.
 func Load(path string, env func(string) (string, bool)) (*Plan, Diagnostics) {
-	l := &loader{env: env, rows: map[string]*yaml.Node{}, active: map[*yaml.Node]bool{}, vetted: map[*yaml.Node]bool{}}
+	l := &loader{env: env, rows: map[string]*yaml.Node{}, active: map[*yaml.Node]bool{}, vetted: map[*yaml.Node]bool{}, bad: map[*yaml.Node]bool{}}
 	src, data, d := readSource(path)
 	l.src = src
 	if d != nil {
@@ -80,6 +81,8 @@ type loader struct {
 	rows map[string]*yaml.Node // the id node of each row
 
 	budget int // nodes visited
+	// bad are the nodes with a mistake of YAML's own in them, which the value read from them therefore lacks.
+	bad    map[*yaml.Node]bool
 	active map[*yaml.Node]bool
 	vetted map[*yaml.Node]bool
 }
@@ -171,15 +174,40 @@ func parse(src *source, data []byte) (root *yaml.Node, diag *Diagnostic) {
 	return doc.Content[0], nil
 }
 
+// parserMessages are those for which yaml.v3 counts lines from 0, and names the line where the broken collection begins.
+var parserMessages = []string{
+	"did not find expected key", "did not find expected node content", "did not find expected '-' indicator",
+	"did not find expected ',' or ']'", "did not find expected ',' or '}'", "did not find expected <document start>",
+}
+
+// unknownAnchor finds the name in an error that comes without a line.
+var unknownAnchor = regexp.MustCompile(`^unknown anchor '(.*)' referenced$`)
+
 func (s *source) syntax(err error, fail func(Code, int, int, string, ...any) *Diagnostic) *Diagnostic {
-	line, message := 1, "file cannot be parsed"
+	line, message := 1, "cannot be parsed"
 	if m := syntaxLine.FindStringSubmatch(err.Error()); m != nil {
 		if n, err := strconv.Atoi(m[1]); err == nil {
 			line = n
 		}
 		message = m[2]
 	}
+	began := slices.Contains(parserMessages, message)
+	if began {
+		line++
+	}
 	line = min(max(line, 1), len(s.lines))
+	for line > 1 && strings.TrimSpace(string(s.lines[line-1])) == "" {
+		line-- // the end of the file
+	}
+	if m := unknownAnchor.FindStringSubmatch(message); m != nil {
+		for l, text := range s.lines {
+			if i := indexRunes(text, "*"+m[1]); i >= 0 {
+				d := fail(CodeSyntax, l+1, i+1, "alias %q stands for nothing", m[1])
+				d.span.endCol = i + 2 + utf8.RuneCountInString(m[1])
+				return d.hint("an anchor &%s must come before it", m[1])
+			}
+		}
+	}
 	// A tab in the indentation is the commonest cause, and the parser reports it in many ways, often a line off.
 	for l := max(1, line-1); l <= min(len(s.lines), line+1); l++ {
 		text := string(s.lines[l-1])
@@ -191,7 +219,10 @@ func (s *source) syntax(err error, fail func(Code, int, int, string, ...any) *Di
 		}
 	}
 	text := string(s.lines[line-1])
-	col := len(text) - len(strings.TrimLeft(text, " ")) + 1
+	col := utf8.RuneCountInString(text) - utf8.RuneCountInString(strings.TrimLeft(text, " ")) + 1
+	if began {
+		message += " in what begins here"
+	}
 	d := fail(CodeSyntax, line, col, "not YAML: %s", message)
 	switch {
 	case strings.Contains(message, "mapping values are not allowed"):
@@ -226,6 +257,7 @@ func (l *loader) vet(n *yaml.Node, depth int) bool {
 	first := !l.vetted[n]
 	l.vetted[n] = true
 	if tag := n.ShortTag(); first && !slices.Contains(knownTags, tag) && !(n.Kind == yaml.ScalarNode && tag == "!!merge") {
+		l.bad[n] = true
 		l.fail(n, CodeUnknownTag, "tag %s is not supported", tag).hint("a value is a mapping, a list, a string, a number, true, false or null")
 	}
 	l.active[n] = true
@@ -236,8 +268,10 @@ func (l *loader) vet(n *yaml.Node, depth int) bool {
 			k := n.Content[i]
 			switch key, ok := keyText(k); {
 			case k.Kind == yaml.ScalarNode && k.ShortTag() == "!!merge":
+				l.bad[n] = true
 				l.fail(k, CodeMergeKey, "merge keys are not supported").hint("write the keys out, or use an alias for the whole value")
 			case !ok:
+				l.bad[n] = true
 				l.plan.hide(n.Content[i+1])
 				d := l.fail(k, CodeKeyType, "key is not a string")
 				if k.Kind == yaml.ScalarNode {

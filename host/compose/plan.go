@@ -110,6 +110,8 @@ type Entry struct {
 	row   *yaml.Node            // the mapping
 	keys  map[string]field      // its keys
 	nodes map[string]configNode // the config's nodes by JSON pointer
+	// broken says that the config could not be read whole, which has been reported.
+	broken bool
 }
 
 // Limits bound a plugin's process. Zero means no limit.

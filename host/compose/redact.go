@@ -3,6 +3,7 @@ package compose
 import (
 	"bytes"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,13 +44,21 @@ func (p *Plan) masks(schemas map[string]*schema) map[*source][]span {
 	for _, src := range p.sources {
 		for _, n := range p.hidden {
 			leaves(n, func(leaf *yaml.Node) {
-				if !shown[leaf] {
+				if !shown[leaf] && !telling(leaf) {
 					masks[src] = append(masks[src], src.spanOf(leaf))
 				}
 			})
 		}
 	}
 	return masks
+}
+
+// bareVariable is a value that is nothing but the name of a variable.
+var bareVariable = regexp.MustCompile(`^\$(\{[A-Za-z_][A-Za-z0-9_]*\}|[A-Za-z_][A-Za-z0-9_]*)$`)
+
+// telling reports whether a value, as it is written, holds nothing to hide: it is absent, or it only names a variable.
+func telling(n *yaml.Node) bool {
+	return n.Kind == yaml.ScalarNode && (n.Value == "" || bareVariable.MatchString(n.Value))
 }
 
 // Redacted is the resolved plan as YAML: variables replaced, groups resolved, and every value that may be a secret given
@@ -176,9 +185,12 @@ func put(n *yaml.Node, key string, value *yaml.Node) {
 	n.Content = append(n.Content, text(key), value)
 }
 
+// text is a string as YAML of any version reads it as one.
 func text(s string) *yaml.Node {
 	n := &yaml.Node{}
-	n.SetString(s)
+	if err := n.Encode(s); err != nil {
+		n.SetString(s)
+	}
 	return n
 }
 

@@ -338,6 +338,17 @@ func (s *source) locate(d *Diagnostic, masked []span) {
 	d.Snippet, d.Caret = string(out), [2]int{start, max(1, end-start)}
 }
 
+// indexRunes is where word begins in text; -1 if it does not occur.
+func indexRunes(text []rune, word string) int {
+	w := []rune(word)
+	for i := 0; i+len(w) <= len(text); i++ {
+		if slices.Equal(text[i:i+len(w)], w) {
+			return i
+		}
+	}
+	return -1
+}
+
 // structural is what may be shown of a line of a file that is not YAML, where it cannot be known which values belong to
 // a config: the key it begins with, and the value too if the key is one of the format's own plain ones.
 func structural(line []rune) []rune {

@@ -4,7 +4,7 @@ package compose
 func closest(word string, candidates []string) string {
 	best, least := "", max(1, len(word)/3)+1
 	for _, c := range candidates {
-		if d := distance(word, c); d < least && d < max(len(c), 2) {
+		if d := distance(word, c); d < least && d < min(len(c), len(word)) {
 			best, least = c, d
 		}
 	}
