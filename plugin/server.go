@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -36,6 +37,7 @@ type Server struct {
 	active   atomic.Bool
 	stopOnce sync.Once
 
+	counted  map[string]bool // services whose calls a drain waits for
 	inFlight sync.WaitGroup
 	draining atomic.Bool
 	drainMu  sync.RWMutex // orders "draining" against new calls joining inFlight
@@ -48,7 +50,12 @@ func NewServer[C any](p Plugin[C], log *slog.Logger) *Server {
 }
 
 func newServer(p program, log *slog.Logger, level *slog.LevelVar) *Server {
-	return &Server{program: p, log: log, level: level, stopped: make(chan struct{})}
+	s := &Server{program: p, log: log, level: level, stopped: make(chan struct{})}
+	s.counted = map[string]bool{toolsv1.Tools_ServiceDesc.ServiceName: true}
+	for _, desc := range p.services() {
+		s.counted[desc.ServiceName] = true
+	}
+	return s
 }
 
 // GRPC makes the gRPC server of the generation. The caller serves and stops it.
@@ -245,9 +252,11 @@ func (s *Server) register(g *grpc.Server, desc *grpc.ServiceDesc) {
 	g.RegisterService(&late, nil)
 }
 
-// enter counts a call in, or refuses it when the generation is draining.
-func (s *Server) enter(control bool) (leave func(), err error) {
-	if control {
+// enter counts a call in, or refuses it when the generation is draining. Only calls of capabilities and tools count: the kernel's
+// own and go-plugin's streams stay open as long as the process does.
+func (s *Server) enter(method string) (leave func(), err error) {
+	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	if !s.counted[service] {
 		return func() {}, nil
 	}
 	s.drainMu.RLock()
@@ -260,7 +269,7 @@ func (s *Server) enter(control bool) (leave func(), err error) {
 }
 
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
-	leave, err := s.enter(info.Server == any(s))
+	leave, err := s.enter(info.FullMethod)
 	if err != nil {
 		return nil, err
 	}
@@ -273,7 +282,7 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 }
 
 func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	leave, err := s.enter(srv == any(s))
+	leave, err := s.enter(info.FullMethod)
 	if err != nil {
 		return err
 	}

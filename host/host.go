@@ -1,0 +1,344 @@
+// Package host is the host process: it turns a compose file into running plugins and keeps them running.
+//
+// Start owns the sequence. It reads the file; asks whether this tree is trusted, before anything of it is built or run;
+// builds and stages the executables; learns each plugin's manifest; checks the whole composition; and only then opens the
+// session log, mounts the built-ins and one fiber per row, and listens for the command line. Whatever goes wrong on the way
+// undoes what was done before it.
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	controlv1 "github.com/cordon-host/cordon/api/control/v1"
+	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
+	"github.com/cordon-host/cordon/ctxsvc"
+	"github.com/cordon-host/cordon/host/bus"
+	"github.com/cordon-host/cordon/host/compose"
+	"github.com/cordon-host/cordon/host/grant"
+	"github.com/cordon-host/cordon/host/inbox"
+	"github.com/cordon-host/cordon/host/route"
+	"github.com/cordon-host/cordon/host/session"
+	"github.com/cordon-host/cordon/host/session/store/sqlite"
+	"github.com/cordon-host/cordon/host/tools"
+	"github.com/cordon-host/cordon/host/trust"
+)
+
+// stopTimeout bounds the end of the whole composition: the fibers' own deadlines are shorter.
+const stopTimeout = 30 * time.Second
+
+// Options say which deployment to host and how.
+type Options struct {
+	Compose string // path of the compose file
+	State   string // where to keep state instead of the default place; "" for that
+	Version string
+	Log     io.Writer // the host's log, as text; nil drops it
+	// LogLevel is of the host and of its plugins.
+	LogLevel slog.Level
+}
+
+// Host is a running deployment.
+type Host struct {
+	options  Options
+	layout   trust.Layout
+	plan     *compose.Plan
+	log      *slog.Logger
+	hclog    hclog.Logger
+	logLevel string
+	started  time.Time
+	ready    time.Duration
+
+	protected []string
+	offering  map[string][]*compose.Entry // who offers a capability; nil is the host itself
+	sessions  *session.Log
+	logins    *logins
+	control   controlv1.ControlClient
+	drain     func(context.Context)
+	stopping  context.Context // ends the streams that others watch
+	root      *ctxsvc.Context
+	router    *route.Router
+	bus       *bus.Bus
+	grants    *grant.Store
+	inbox     *inbox.Inbox
+	tools     *tools.Registry
+	caller    *tools.Caller
+
+	entries []*entry
+	fibers  map[string]*ctxsvc.Fiber
+
+	undo     []func(context.Context) error
+	stopOnce sync.Once
+	stopErr  error
+	done     chan struct{}
+}
+
+// CompositionError is a compose file that does not hold together. Nothing was started.
+type CompositionError struct{ Diagnostics compose.Diagnostics }
+
+func (e *CompositionError) Error() string {
+	var b strings.Builder
+	if err := e.Diagnostics.Text(&b); err != nil {
+		return err.Error()
+	}
+	return strings.TrimRight(b.String(), "\n")
+}
+
+// EnvironmentError is something this machine does not have or allow.
+type EnvironmentError struct{ Err error }
+
+func (e *EnvironmentError) Error() string { return e.Err.Error() }
+func (e *EnvironmentError) Unwrap() error { return e.Err }
+
+// StartError is a row whose plugin did not come up. Nothing is left running.
+type StartError struct {
+	Entry string
+	Place string // file:line of the row
+	Err   error
+}
+
+func (e *StartError) Error() string {
+	return fmt.Sprintf("%s: entry %q did not start: %v", e.Place, e.Entry, e.Err)
+}
+
+func (e *StartError) Unwrap() error { return e.Err }
+
+// Start hosts a deployment. The context bounds the start, not the host. Errors are *CompositionError,
+// *trust.UntrustedError, *RunningError, *EnvironmentError or *StartError.
+func Start(ctx context.Context, o Options) (_ *Host, err error) {
+	h, err := prepare(o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.Stop(context.WithoutCancel(ctx)))
+		}
+	}()
+	if err := h.lock(); err != nil {
+		return nil, err
+	}
+	built, err := h.load(ctx)
+	if err != nil {
+		return nil, err
+	}
+	manifests, err := h.manifests(ctx, built)
+	if err != nil {
+		return nil, err
+	}
+	builtins, err := builtinManifests()
+	if err != nil {
+		return nil, err
+	}
+	if diags := compose.Check(h.plan, manifests, builtins); diags.HasErrors() {
+		return nil, &CompositionError{diags}
+	}
+	if err := h.openLog(ctx); err != nil {
+		return nil, err
+	}
+	if err := h.mount(ctx, built, manifests); err != nil {
+		return nil, err
+	}
+	if err := h.serve(); err != nil {
+		return nil, err
+	}
+	h.ready = time.Since(h.started)
+	return h, nil
+}
+
+// prepare makes the parts that need nothing but each other.
+func prepare(o Options) (*Host, error) {
+	layout, err := trust.LayoutOf(o.Compose, o.State)
+	if err != nil {
+		return nil, &EnvironmentError{err}
+	}
+	if o.Log == nil {
+		o.Log = io.Discard
+	}
+	h := &Host{
+		options: o, layout: layout, started: time.Now(), done: make(chan struct{}),
+		bus: bus.New(), grants: grant.NewStore(), inbox: inbox.New(), tools: tools.NewRegistry(),
+		fibers: map[string]*ctxsvc.Fiber{},
+	}
+	h.log = slog.New(slog.NewTextHandler(o.Log, &slog.HandlerOptions{Level: o.LogLevel}))
+	h.logLevel = strings.ToLower(o.LogLevel.String())
+	h.hclog = hclog.New(&hclog.LoggerOptions{Output: o.Log, Level: hclog.LevelFromString(h.logLevel), DisableTime: false})
+	h.root = ctxsvc.New(ctxsvc.WithLogger(h.log))
+	h.defer_(func(ctx context.Context) error { return h.root.Fiber().Dispose(ctx) })
+	h.router = route.New(layout.RunDir, resolver{h}, kernelServer{h: h}, h.log)
+	h.bus.Use(h.router)
+	h.caller = &tools.Caller{Registry: h.tools, Router: h.router, EndCall: h.endCall}
+	return h, nil
+}
+
+// defer_ adds a step to what Stop undoes.
+func (h *Host) defer_(undo func(context.Context) error) { h.undo = append(h.undo, undo) }
+
+// openLog opens the session store that the file names.
+func (h *Host) openLog(ctx context.Context) error {
+	path, err := h.storePath()
+	if err != nil {
+		return err
+	}
+	store, err := sqlite.Open(ctx, path, sqlite.Options{})
+	if err != nil {
+		return &EnvironmentError{err}
+	}
+	h.sessions, err = session.Open(ctx, store, session.Options{Logger: h.log})
+	if err != nil {
+		return &EnvironmentError{errors.Join(err, store.Close())}
+	}
+	h.defer_(func(context.Context) error { return h.sessions.Close() })
+	return nil
+}
+
+// storePath is where the sqlite store is. Another store is the compose file's mistake until this host knows it.
+func (h *Host) storePath() (string, error) {
+	kind, path, _ := strings.Cut(h.plan.Session.Store, ":")
+	if kind != "sqlite" {
+		return "", &EnvironmentError{fmt.Errorf("session store %s: this host keeps sessions in sqlite; write store: \"sqlite:\"", kind)}
+	}
+	if path == "" {
+		return filepath.Join(h.layout.StateDir, "sessions.db"), nil
+	}
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(h.plan.Dir, path)
+	}
+	return path, nil
+}
+
+// mount mounts the built-ins and the rows, and waits until every required one is active.
+func (h *Host) mount(ctx context.Context, built map[string]executable, manifests map[string]*kernelv1.Manifest) error {
+	h.offering = map[string][]*compose.Entry{"session": {nil}}
+	for _, row := range h.plan.Entries {
+		for _, o := range manifests[row.ID].GetOffers() {
+			h.offering[o.GetCapability()] = append(h.offering[o.GetCapability()], row)
+		}
+	}
+	if err := h.mountBuiltins(ctx); err != nil {
+		return err
+	}
+	for _, row := range h.plan.Entries {
+		if row.Disabled {
+			continue
+		}
+		level, err := answerLevel(row)
+		if err != nil {
+			return &StartError{Entry: row.ID, Place: row.Place.String(), Err: err}
+		}
+		exe := built[row.ID]
+		e := &entry{
+			id: row.ID, row: row, place: row.Place.String(), manifest: manifests[row.ID], level: level, digest: exe.digest,
+			launch: h.executable(row, exe.path, exe.digest), host: h,
+		}
+		c := h.root
+		for capability, label := range row.Isolate {
+			c = c.Isolate(capability, label)
+		}
+		if err := h.mountEntry(c, e); err != nil {
+			return &StartError{Entry: row.ID, Place: e.place, Err: err}
+		}
+	}
+	if err := h.root.Quiesce(ctx); err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range h.entries {
+		err := h.inactive(e)
+		switch {
+		case err == nil:
+		case e.row != nil && !e.row.Required:
+			h.log.Warn("optional entry is not active", "entry", e.id, "error", err)
+		default:
+			errs = append(errs, &StartError{Entry: e.id, Place: e.place, Err: err})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (h *Host) mountEntry(c *ctxsvc.Context, e *entry) error {
+	f, err := c.Plugin(e.plugin(), nil)
+	if err != nil {
+		return err
+	}
+	h.entries = append(h.entries, e)
+	h.fibers[e.id] = f
+	return nil
+}
+
+// inactive says why an entry is not active; nil when it is.
+func (h *Host) inactive(e *entry) error {
+	f := h.fibers[e.id]
+	switch waiting := f.Waiting(); {
+	case f.State() == ctxsvc.Active:
+		return nil
+	case f.Err() != nil:
+		return f.Err()
+	case len(waiting) > 0:
+		return fmt.Errorf("it waits for %s, which is not active", strings.Join(waiting, ", "))
+	default:
+		return fmt.Errorf("it is %s", f.State())
+	}
+}
+
+// deployment is what a plugin is told about where it runs.
+func (h *Host) deployment(id string) (*kernelv1.Deployment, error) {
+	state, err := h.stateOf(id)
+	if err != nil {
+		return nil, err
+	}
+	return &kernelv1.Deployment{
+		Id: h.layout.ID, Root: h.plan.Dir, StateDir: state, Hidden: h.layout.Hidden(), Protected: slices.Clone(h.protected),
+		HostVersion: h.options.Version,
+	}, nil
+}
+
+// stateOf is the private state directory of a row.
+func (h *Host) stateOf(id string) (string, error) {
+	dir := filepath.Join(h.layout.StateDir, "plugins", id)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("state directory of %s: %w", id, err)
+	}
+	return dir, nil
+}
+
+// pluginLog is where a plugin's own records go.
+func (h *Host) pluginLog(id string) hclog.Logger { return h.hclog.Named(id) }
+
+// endCall forgets what was kept for one call tree.
+func (h *Host) endCall(call string) {
+	h.grants.EndCall(call)
+	h.bus.EndCall(call)
+}
+
+// Stop waits for the calls that others are making through this host, until ctx ends or drainTimeout has passed, and then ends
+// everything in the reverse order of the start. It is safe to call it again.
+func (h *Host) Stop(ctx context.Context) error {
+	h.stopOnce.Do(func() {
+		var errs []error
+		if h.drain != nil {
+			h.drain(ctx)
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+		defer cancel()
+		for _, undo := range slices.Backward(h.undo) {
+			errs = append(errs, undo(ctx))
+		}
+		h.stopErr = errors.Join(errs...)
+		close(h.done)
+	})
+	return h.stopErr
+}
+
+// Done is closed when the host has stopped.
+func (h *Host) Done() <-chan struct{} { return h.done }

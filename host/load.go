@@ -1,0 +1,262 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+
+	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
+	"github.com/cordon-host/cordon/host/build"
+	"github.com/cordon-host/cordon/host/compose"
+	"github.com/cordon-host/cordon/host/trust"
+)
+
+// codeBuild is the diagnostic of a plugin that does not build, codeDescribe of one that does not say what it is.
+const (
+	codeBuild    compose.Code = "C401"
+	codeDescribe compose.Code = "C402"
+)
+
+// executable is what a row runs: a private copy of exactly the bytes with that digest.
+type executable struct{ path, digest string }
+
+// source is a composition on disk and everything in it that leads to execution.
+type source struct {
+	plan   *compose.Plan
+	cache  *build.Cache
+	inputs map[string]*build.Inputs // by row
+	tree   *trust.Tree
+}
+
+// read reads a composition. It lists what leads to execution; it builds and runs nothing.
+func read(ctx context.Context, o Options, layout trust.Layout) (*source, error) {
+	plan, diags := compose.Load(o.Compose, environment)
+	if diags.HasErrors() {
+		return nil, &CompositionError{diags}
+	}
+	cache, err := build.Open(layout.CacheDir)
+	if err != nil {
+		return nil, &EnvironmentError{err}
+	}
+	s := &source{plan: plan, cache: cache, inputs: map[string]*build.Inputs{}}
+	for _, row := range plan.Entries {
+		if row.Disabled || row.Kind != compose.Package {
+			continue
+		}
+		in, err := cache.Inputs(ctx, row.Target)
+		if err != nil {
+			diags = append(diags, plan.Diagnose(row, "use", codeBuild, "plugin of %s cannot be built: %v", row.ID, err))
+			continue
+		}
+		s.inputs[row.ID] = in
+	}
+	if diags.HasErrors() {
+		return nil, &CompositionError{diags}
+	}
+	if s.tree, err = trust.Survey(plan, s.inputs); err != nil {
+		return nil, &EnvironmentError{err}
+	}
+	return s, nil
+}
+
+// environment is what a compose file may interpolate. The working directory is the real one, whatever the variable says.
+func environment(name string) (string, bool) {
+	if name == "PWD" {
+		dir, err := os.Getwd()
+		return dir, err == nil
+	}
+	return os.LookupEnv(name)
+}
+
+// load reads the composition, asks whether it is trusted, and only then builds and stages it.
+func (h *Host) load(ctx context.Context) (map[string]executable, error) {
+	s, err := read(ctx, h.options, h.layout)
+	if err != nil {
+		return nil, err
+	}
+	h.plan, h.protected = s.plan, s.tree.Protected()
+	if err := trust.Open(h.layout.TrustDir).Check(s.tree); err != nil {
+		return nil, err
+	}
+	return s.executables(ctx)
+}
+
+// executables builds what is built from source and copies what is not.
+func (s *source) executables(ctx context.Context) (map[string]executable, error) {
+	out := map[string]executable{}
+	var diags compose.Diagnostics
+	var rows []*compose.Entry
+	var ins []*build.Inputs
+	for _, row := range s.plan.Entries {
+		switch in := s.inputs[row.ID]; {
+		case row.Disabled:
+		case in != nil:
+			rows, ins = append(rows, row), append(ins, in)
+		default:
+			b, err := s.cache.Stage(row.Target)
+			if err == nil {
+				err = s.tree.Same(row.Target, b.SHA256)
+			}
+			if err != nil {
+				diags = append(diags, s.plan.Diagnose(row, "use", codeBuild, "plugin of %s cannot be run: %v", row.ID, err))
+				continue
+			}
+			out[row.ID] = executable{b.Path, b.SHA256}
+		}
+	}
+	for i, r := range s.cache.BuildAll(ctx, ins) {
+		if r.Err != nil {
+			diags = append(diags, s.plan.Diagnose(rows[i], "use", codeBuild, "plugin of %s does not build: %v", rows[i].ID, r.Err))
+			continue
+		}
+		out[rows[i].ID] = executable{r.Binary.Path, r.Binary.SHA256}
+	}
+	if diags.HasErrors() {
+		return nil, &CompositionError{diags}
+	}
+	return out, nil
+}
+
+// manifests asks each executable what it is. An answer is kept by the digest of the executable, so that a plugin is started for
+// this once.
+func (h *Host) manifests(ctx context.Context, built map[string]executable) (map[string]*kernelv1.Manifest, error) {
+	dir := filepath.Join(h.layout.StateDir, "manifests")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, &EnvironmentError{err}
+	}
+	var mu sync.Mutex
+	out := map[string]*kernelv1.Manifest{}
+	var diags compose.Diagnostics
+	var asking sync.WaitGroup
+	for _, row := range h.plan.Entries {
+		exe, ok := built[row.ID]
+		if !ok {
+			continue
+		}
+		asking.Go(func() {
+			m, err := h.manifest(ctx, row, exe, filepath.Join(dir, exe.digest+".pb"))
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				diags = append(diags, h.plan.Diagnose(row, "use", codeDescribe, "plugin of %s does not describe itself: %v", row.ID, err))
+				return
+			}
+			out[row.ID] = m
+		})
+	}
+	asking.Wait()
+	if diags.HasErrors() {
+		return nil, &CompositionError{diags}
+	}
+	return out, nil
+}
+
+func (h *Host) manifest(ctx context.Context, row *compose.Entry, exe executable, cached string) (*kernelv1.Manifest, error) {
+	m := &kernelv1.Manifest{}
+	if raw, err := os.ReadFile(cached); err == nil && proto.Unmarshal(raw, m) == nil {
+		return m, nil
+	}
+	g, err := h.executable(row, exe.path, exe.digest)(ctx, 0, h.log.With("entry", row.ID))
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, setupTimeout)
+	defer cancel()
+	m, err = g.Kernel().Describe(ctx, &kernelv1.DescribeRequest{})
+	if err = errors.Join(err, g.Stop(ctx)); err != nil {
+		return nil, err
+	}
+	raw, err := proto.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	return m, writeFile(cached, raw)
+}
+
+// writeFile replaces a file in one step.
+func writeFile(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// composed reports whether some enabled row, or the host, provides a capability where a row would look for it.
+func (h *Host) composed(row *compose.Entry, capability string) bool {
+	for _, e := range h.offering[capability] {
+		if row == nil || e == nil || e.Realm(capability) == row.Realm(capability) {
+			return true
+		}
+	}
+	return false
+}
+
+// Validate checks a composition without mounting anything: it starts a plugin only to ask what it is, and only if that is not
+// known yet.
+func Validate(ctx context.Context, o Options) (compose.Diagnostics, error) {
+	h, err := prepare(o)
+	if err != nil {
+		return nil, err
+	}
+	diags, err := h.validate(ctx)
+	return diags, errors.Join(err, h.Stop(ctx))
+}
+
+func (h *Host) validate(ctx context.Context) (compose.Diagnostics, error) {
+	var wrong *CompositionError
+	built, err := h.load(ctx)
+	if errors.As(err, &wrong) {
+		return wrong.Diagnostics, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	manifests, err := h.manifests(ctx, built)
+	if errors.As(err, &wrong) {
+		return wrong.Diagnostics, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	builtins, err := builtinManifests()
+	if err != nil {
+		return nil, err
+	}
+	return compose.Check(h.plan, manifests, builtins), nil
+}
+
+// Trusted is what Trust recorded.
+type Trusted struct {
+	Compose string
+	Digest  string
+	Files   int
+}
+
+// Trust records that a person trusts a composition as it is now: the compose file and everything that leads to execution.
+func Trust(ctx context.Context, o Options) (*Trusted, error) {
+	layout, err := trust.LayoutOf(o.Compose, o.State)
+	if err != nil {
+		return nil, &EnvironmentError{err}
+	}
+	s, err := read(ctx, o, layout)
+	if err != nil {
+		return nil, err
+	}
+	if err := trust.Open(layout.TrustDir).Trust(s.tree); err != nil {
+		return nil, &EnvironmentError{fmt.Errorf("trust: %w", err)}
+	}
+	return &Trusted{Compose: s.plan.Path, Digest: s.tree.Digest(), Files: s.tree.Len()}, nil
+}
