@@ -30,6 +30,10 @@ import (
 // scopeMode is the scope of the grants that widen a mode.
 const scopeMode = "sandbox-mode"
 
+// confineTimeout bounds the wait for the sandbox provider, whose probes are bounded by seconds themselves: a provider that
+// hangs must not look like a command that runs.
+const confineTimeout = 30 * time.Second
+
 // errTimeout is why a command was ended at its time limit.
 var errTimeout = errors.New("time limit reached")
 
@@ -73,18 +77,29 @@ func (s *shellServer) Run(ctx context.Context, r *shellv1.RunRequest) (*shellv1.
 		timeout: s.timeout(r.GetTimeoutMs()),
 	}
 	if mode.Confined() {
-		c.confined, err = s.sandbox.Confine(ctx, &sandboxv1.ConfineRequest{
-			Argv: argv(r), Cwd: workdir, Mode: string(mode), WorkspaceRoot: policy.GetWorkspaceRoot(),
-			Session: plugin.Caller(ctx).Session,
-		})
-		if err != nil {
+		if c.confined, err = s.confine(ctx, mode, workdir, policy.GetWorkspaceRoot(), argv(r)); err != nil {
 			return nil, err
-		}
-		if len(c.confined.GetLaunch().GetArgv()) == 0 {
-			return nil, sandbox.Unavailable(mode, "the sandbox provider answered without a command to start")
 		}
 	}
 	return c.run(ctx)
+}
+
+// confine has the sandbox provider wrap one command. Nothing is kept: the next call asks again.
+func (s *shellServer) confine(ctx context.Context, mode sandbox.Mode, workdir, root string, argv []string) (*sandboxv1.ConfineReply, error) {
+	limited, cancel := context.WithTimeout(ctx, confineTimeout)
+	defer cancel()
+	confined, err := s.sandbox.Confine(limited, &sandboxv1.ConfineRequest{
+		Argv: argv, Cwd: workdir, Mode: string(mode), WorkspaceRoot: root, Session: plugin.Caller(ctx).Session,
+	})
+	switch {
+	case err != nil && limited.Err() != nil && ctx.Err() == nil:
+		return nil, sandbox.Unavailable(mode, fmt.Sprintf("the sandbox provider did not answer within %v", confineTimeout))
+	case err != nil:
+		return nil, err
+	case len(confined.GetLaunch().GetArgv()) == 0:
+		return nil, sandbox.Unavailable(mode, "the sandbox provider answered without a command to start")
+	}
+	return confined, nil
 }
 
 func argv(r *shellv1.RunRequest) []string { return []string{"bash", "-c", r.GetCommand()} }
