@@ -154,6 +154,10 @@ func (b *bash) parse(raw []byte) (arguments, error) {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&in); err != nil {
+		var typ *json.UnmarshalTypeError
+		if errors.As(err, &typ) && typ.Field != "" {
+			return arguments{}, fmt.Errorf("invalid %s: expected a %s, got a %s", typ.Field, typ.Type, typ.Value)
+		}
 		return arguments{}, fmt.Errorf("invalid arguments: %w", err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
