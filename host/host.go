@@ -224,6 +224,11 @@ func (h *Host) mount(ctx context.Context, built map[string]executable, manifests
 		for _, o := range manifests[row.ID].GetOffers() {
 			h.offering[o.GetCapability()] = append(h.offering[o.GetCapability()], row)
 		}
+		for _, d := range manifests[row.ID].GetEvents() {
+			if err := h.bus.Declare(row.ID, d); err != nil {
+				return &StartError{Entry: row.ID, Place: row.Place.String(), Err: err}
+			}
+		}
 	}
 	if err := h.mountBuiltins(ctx); err != nil {
 		return err

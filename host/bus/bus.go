@@ -49,6 +49,7 @@ type Bus struct {
 	router *route.Router
 
 	mu      sync.Mutex
+	events  map[string]*kernelv1.EventDecl
 	answers map[string]*Stamped
 }
 
@@ -62,14 +63,28 @@ type Stamped struct {
 }
 
 // New makes a bus.
-func New() *Bus { return &Bus{answers: map[string]*Stamped{}} }
+func New() *Bus { return &Bus{events: map[string]*kernelv1.EventDecl{}, answers: map[string]*Stamped{}} }
 
 // Use sets the router that legs of dispatches belong to. It is called once, before anything is dispatched: router and bus
 // need each other.
 func (b *Bus) Use(r *route.Router) { b.router = r }
 
-func event(decl *kernelv1.EventDecl) ctxsvc.Event[*Request, *Reply] {
-	return ctxsvc.Event[*Request, *Reply]{Name: decl.GetEvent(), FailClosed: decl.GetFailClosed()}
+// Declare makes an event known. Emitters and listeners meet on one declaration, so two that differ are an error.
+func (b *Bus) Declare(entry string, d *kernelv1.EventDecl) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if old, ok := b.events[d.GetEvent()]; ok && !proto.Equal(old, d) {
+		return fmt.Errorf("event %s: %s declares it differently from another plugin", d.GetEvent(), entry)
+	}
+	b.events[d.GetEvent()] = d
+	return nil
+}
+
+// event is the container's event of a declaration. An event nobody declares is never dispatched, so it may be anything.
+func (b *Bus) event(name string) ctxsvc.Event[*Request, *Reply] {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return ctxsvc.Event[*Request, *Reply]{Name: name, FailClosed: b.events[name].GetFailClosed()}
 }
 
 // Listen registers a listener of a plugin with its fiber. Current finds the generation that serves it. Level is what an answer
@@ -82,12 +97,12 @@ func (b *Bus) Listen(c *ctxsvc.Context, entry string, decl *kernelv1.Listener, l
 	if decl.GetPrepend() {
 		opts = append(opts, ctxsvc.Prepend())
 	}
-	return ctxsvc.On(c, event(&kernelv1.EventDecl{Event: decl.GetEvent()}), b.remote(entry, decl, level, current), opts...)
+	return ctxsvc.On(c, b.event(decl.GetEvent()), b.remote(entry, decl, level, current), opts...)
 }
 
 // Terminal registers the host's own innermost listener of an event.
 func (b *Bus) Terminal(c *ctxsvc.Context, name, label string, fn Listener) error {
-	return ctxsvc.On(c, event(&kernelv1.EventDecl{Event: name}), fn, ctxsvc.Terminal(), ctxsvc.Label(label))
+	return ctxsvc.On(c, b.event(name), fn, ctxsvc.Terminal(), ctxsvc.Label(label))
 }
 
 // remote runs a listener of another process. What it answers is its own answer, unless it is exactly what the rest of the
@@ -146,7 +161,7 @@ func (b *Bus) Emit(ctx context.Context, c *ctxsvc.Context, caller *route.Provide
 	if q.Tree.Agent != "" {
 		opts = append(opts, ctxsvc.ForSubject(q.Tree.Agent))
 	}
-	reply, err := ctxsvc.Waterfall(ctx, c, event(decl), q, func(context.Context, *Request) (*Reply, error) {
+	reply, err := ctxsvc.Waterfall(ctx, c, b.event(decl.GetEvent()), q, func(context.Context, *Request) (*Reply, error) {
 		return &Reply{Payload: r.GetBase()}, nil
 	}, opts...)
 	if err != nil {

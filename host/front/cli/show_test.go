@@ -1,0 +1,190 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	controlv1 "github.com/cordon-host/cordon/api/control/v1"
+	sandboxv1 "github.com/cordon-host/cordon/api/sandbox/v1"
+)
+
+// furnished is a fake with something of everything.
+func furnished() *fake {
+	f := newFake()
+	f.running = true
+	f.status.Entries = []*controlv1.EntryStatus{
+		{Id: "policy", Plugin: "sandbox-policy", Version: "0.1.0", State: "active", Generation: 1, Pid: 101, Digest: "aa", Provides: []string{"policy"}, Place: "compose.yml:8"},
+		{Id: "bash", Plugin: "tool-bash", Version: "0.1.0", State: "active", Generation: 3, Pid: 105, Digest: "bb", Needs: []string{"shell", "policy"}, Tools: []string{"bash"}, Place: "compose.yml:20"},
+		{Id: "mirror", Plugin: "mirror", State: "failed", Problem: "exit status 2\nstderr: no token", Listens: []string{"approval/request"}, Place: "compose.yml:24"},
+	}
+	f.tools = []*controlv1.Tool{
+		{Name: "bash", Description: "Run a command.\nNo state is kept.", InputSchema: []byte(`{"type":"object","properties":{"command":{"type":"string"}}}`), Entry: "bash"},
+		{Name: "read", Description: "Read \u202ea file.", InputSchema: []byte(`{}`), Entry: "fs"},
+	}
+	f.sessions = []*controlv1.SessionInfo{
+		{Id: "s0", Cwd: "/srv/a", CreatedMs: 1_700_000_000_000, Events: 12},
+		{Id: "s1", Cwd: "/srv/b\nc", CreatedMs: 1_700_000_001_234, Events: 3, Live: true},
+	}
+	f.events = []*controlv1.LogEvent{
+		{Seq: 0, TimeMs: 1_700_000_001_234, Type: "turn/start", Turn: 1, Data: []byte(`{"turn":1}`), Hash: "aa"},
+		{Seq: 1, TimeMs: 1_700_000_001_240, Type: "sandbox/mode", Data: []byte(`{"mode":"workspace-write"}`), Hash: "bb"},
+		{Seq: 2, TimeMs: 1_700_000_001_250, Type: "tool/call", Turn: 1, Data: []byte("{\"name\":\"b\u202eash\"}"), Hash: "cc"},
+	}
+	f.inspect = &sandboxv1.InspectReply{
+		Selected: "bwrap",
+		Runners: []*sandboxv1.RunnerReport{
+			{Name: "bwrap", Usable: true, Version: "0.11.0"},
+			{Name: "landlock", Reason: "not built into this version", Fix: "none is needed"},
+		},
+		Enforcement: &sandboxv1.Enforcement{Level: "full", Rights: map[string]string{"write": "full", "create": "full", "xattr": "partial", "tcp": "none"}},
+	}
+	return f
+}
+
+func TestOutputs(t *testing.T) {
+	for _, tt := range []struct {
+		golden string
+		tty    bool
+		args   string
+	}{
+		{"status.txt", false, "status"},
+		{"status.json", false, "status --json"},
+		{"tools.txt", false, "tools"},
+		{"tools-terminal.txt", true, "tools"},
+		{"tools.json", false, "tools --json"},
+		{"sessions.txt", false, "sessions"},
+		{"sessions.json", false, "sessions --json"},
+		{"log.txt", false, "log last"},
+		{"log-terminal.txt", true, "log s1"},
+		{"log.jsonl", false, "log s1 --json"},
+	} {
+		t.Run(tt.golden, func(t *testing.T) {
+			s := newShell(t, furnished())
+			s.world.outTTY = tt.tty
+			if code := s.run(strings.Fields(tt.args)...); code != 0 || s.stderr.String() != "" {
+				t.Fatalf("exit code %d: %s", code, s.stderr)
+			}
+			golden(t, tt.golden, s.stdout.String())
+		})
+	}
+}
+
+func TestDoctor(t *testing.T) {
+	f := furnished()
+	machine := []fact{{Name: "kernel", Value: "Linux 6.12"}, {Name: "landlock", Value: "off", Problem: "it was not enabled at boot", Fix: "add landlock to lsm="}}
+	s := newShell(t, f)
+	a := &app{world: s.world}
+	if err := a.printDoctor(f.inspect, machine); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.printJSON(newDoctorDocument(f.inspect, machine)); err != nil {
+		t.Fatal(err)
+	}
+	none := &sandboxv1.InspectReply{Runners: []*sandboxv1.RunnerReport{{Name: "bwrap", Reason: "not in PATH", Fix: "apt-get install bubblewrap"}}}
+	if err := a.printDoctor(none, machine[:1]); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.printJSON(newDoctorDocument(none, machine[:1])); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "doctor.txt", s.stdout.String())
+	if code := s.run("doctor"); code != 0 {
+		t.Errorf("exit code %d: %s", code, s.stderr)
+	}
+	for _, fact := range facts() {
+		if fact.Name == "" || fact.Value == "" || (fact.Problem == "") != (fact.Fix == "") {
+			t.Errorf("incomplete: %+v", fact)
+		}
+	}
+}
+
+func TestKnob(t *testing.T) {
+	for _, tt := range []struct {
+		args   string
+		want   *controlv1.KnobRequest
+		stdout string
+	}{
+		{"mode s1", &controlv1.KnobRequest{Session: "s1", Knob: "mode"}, "read-only\n"},
+		{"mode last read-only", &controlv1.KnobRequest{Session: "s1", Knob: "mode", Value: "read-only"}, ""},
+		{"mode s1 danger-full-access --confirm danger-full-access", &controlv1.KnobRequest{Session: "s1", Knob: "mode", Value: "danger-full-access", Confirm: "danger-full-access"}, ""},
+		{"approval s1", &controlv1.KnobRequest{Session: "s1", Knob: "approval"}, "read-only\n"},
+		{"approval s1 never --json", &controlv1.KnobRequest{Session: "s1", Knob: "approval", Value: "never"}, `{"session":"s1","knob":"approval","value":"read-only","source":"default","changed":true}` + "\n"},
+	} {
+		t.Run(tt.args, func(t *testing.T) {
+			f := furnished()
+			var got *controlv1.KnobRequest
+			f.knob = func(r *controlv1.KnobRequest) (*controlv1.KnobReply, error) {
+				got = r
+				return &controlv1.KnobReply{Value: "read-only", Source: "default", Changed: true}, nil
+			}
+			s := newShell(t, f)
+			if code := s.run(strings.Fields(tt.args)...); code != 0 || s.stdout.String() != tt.stdout || s.stderr.String() != "" {
+				t.Errorf("exit code %d, stdout %q, stderr %q", code, s.stdout, s.stderr)
+			}
+			if got.String() != tt.want.String() {
+				t.Errorf("asked for %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestTrustAndValidateJSON(t *testing.T) {
+	s := newShell(t, newFake())
+	if code := s.run("trust", "--json", "-f", "/srv/compose.yml"); code != 0 || s.stdout.String() != `{"compose":"/srv/compose.yml","digest":"abc","files":12}`+"\n" {
+		t.Errorf("exit code %d, %q", code, s.stdout)
+	}
+	s = newShell(t, newFake())
+	if code := s.run("validate", "--json"); code != 0 || s.stdout.String() != "[]\n" {
+		t.Errorf("exit code %d, %q", code, s.stdout)
+	}
+}
+
+func TestUp(t *testing.T) {
+	f := furnished()
+	s := newShell(t, f)
+	ready := filepath.Join(t.TempDir(), "ready")
+	code := make(chan int)
+	go func() { code <- s.run("up", "--ready-file", ready) }()
+	s.stdout.await(t, "\nready after 812 ms\n")
+	s.stderr.await(t, "cordon: login code: "+fakeCode+"\n")
+	if strings.Contains(s.stdout.String(), fakeCode) {
+		t.Error("the login code is on stdout")
+	}
+	f.codes[0]("next-code")
+	s.stderr.await(t, "cordon: the login code was used; the next one: next-code\n")
+	text, err := os.ReadFile(ready)
+	for err != nil { // it is written last
+		if t.Context().Err() != nil {
+			t.Fatal(err)
+		}
+		text, err = os.ReadFile(ready)
+	}
+	if string(text) != "4711\n" {
+		t.Errorf("ready file has %q", text)
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-code; got != 0 || f.stopped != 1 {
+		t.Errorf("exit code %d, stopped %d times", got, f.stopped)
+	}
+	if _, err := os.Stat(ready); !os.IsNotExist(err) {
+		t.Errorf("ready file is still there: %v", err)
+	}
+	golden(t, "up.txt", s.stdout.String())
+}
+
+func TestUpHostEnds(t *testing.T) {
+	f := furnished()
+	s := newShell(t, f)
+	code := make(chan int)
+	go func() { code <- s.run("up", "--json") }()
+	s.stdout.await(t, "\n")
+	close(f.done)
+	if got := <-code; got != 1 || !strings.Contains(s.stderr.String(), "the host has stopped by itself") {
+		t.Errorf("exit code %d: %s", got, s.stderr)
+	}
+}

@@ -1,0 +1,113 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	controlv1 "github.com/cordon-host/cordon/api/control/v1"
+)
+
+func (a *app) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "show what the running host runs",
+		Long: `Show the entries of the running host: state, generation, process, what each
+provides and needs, and why one is not active. It starts no host; exit code 1
+says that none runs.`,
+		Example: "  cordon status",
+		Args:    exactly(),
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			h, err := a.running(cmd.Context(), "")
+			if err != nil {
+				return err
+			}
+			defer a.detach(h, &err)
+			r, err := h.Status(cmd.Context(), &controlv1.StatusRequest{})
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(newStatusDocument(r))
+			}
+			return a.printStatus(r)
+		},
+	}
+}
+
+// statusDocument is what `status --json` prints.
+type statusDocument struct {
+	Deployment string           `json:"deployment"`
+	Compose    string           `json:"compose"`
+	PID        int64            `json:"pid"`
+	Version    string           `json:"version"`
+	ReadyMs    int64            `json:"readyMs"`
+	Entries    []statusDocEntry `json:"entries"`
+}
+
+type statusDocEntry struct {
+	ID         string   `json:"id"`
+	Plugin     string   `json:"plugin"`
+	Version    string   `json:"version"`
+	State      string   `json:"state"`
+	Generation uint64   `json:"generation"`
+	PID        int64    `json:"pid"`
+	Digest     string   `json:"digest"`
+	Provides   []string `json:"provides"`
+	Needs      []string `json:"needs"`
+	Tools      []string `json:"tools"`
+	Listens    []string `json:"listens"`
+	Problem    string   `json:"problem,omitempty"`
+	Place      string   `json:"place"`
+}
+
+func newStatusDocument(r *controlv1.StatusReply) statusDocument {
+	doc := statusDocument{
+		Deployment: r.GetDeployment(), Compose: r.GetCompose(), PID: r.GetPid(), Version: r.GetVersion(), ReadyMs: r.GetReadyMs(),
+		Entries: []statusDocEntry{},
+	}
+	for _, e := range r.GetEntries() {
+		doc.Entries = append(doc.Entries, statusDocEntry{
+			ID: e.GetId(), Plugin: e.GetPlugin(), Version: e.GetVersion(), State: e.GetState(), Generation: e.GetGeneration(),
+			PID: e.GetPid(), Digest: e.GetDigest(), Provides: list(e.GetProvides()), Needs: list(e.GetNeeds()),
+			Tools: list(e.GetTools()), Listens: list(e.GetListens()), Problem: e.GetProblem(), Place: e.GetPlace(),
+		})
+	}
+	return doc
+}
+
+func (a *app) printStatus(r *controlv1.StatusReply) error {
+	if err := a.print("host %d (%s) of %s\n", r.GetPid(), r.GetVersion(), r.GetCompose()); err != nil {
+		return err
+	}
+	var rows [][]string
+	for _, e := range r.GetEntries() {
+		pid := ""
+		if e.GetPid() > 0 {
+			pid = fmt.Sprint(e.GetPid())
+		}
+		generation := ""
+		if e.GetGeneration() > 0 {
+			generation = fmt.Sprint(e.GetGeneration())
+		}
+		gives := e.GetProvides()
+		for _, t := range e.GetTools() {
+			gives = append(gives, "tool "+t)
+		}
+		rows = append(rows, []string{
+			e.GetId(), e.GetState(), generation, pid, strings.Join(gives, ", "), strings.Join(e.GetNeeds(), ", "),
+		})
+	}
+	if err := a.table([]string{"ENTRY", "STATE", "GEN", "PID", "PROVIDES", "NEEDS"}, rows); err != nil {
+		return err
+	}
+	for _, e := range r.GetEntries() {
+		if e.GetProblem() != "" {
+			if err := a.print("%s: %s: %s\n", e.GetPlace(), e.GetId(), e.GetProblem()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
