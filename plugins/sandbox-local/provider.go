@@ -54,24 +54,28 @@ type runner interface {
 
 // provider is the Sandbox service. The runner is chosen at the first call that needs one, by trying the candidates in
 // order; what came out, also that none works, stands until the plugin is reloaded or somebody asks Inspect to try
-// again.
+// again. It is logged once.
 type provider struct {
 	sandboxv1.UnimplementedSandboxServer
 	log     *slog.Logger
 	runners []runner
 	cfg     Config
 
-	mu      sync.Mutex // held while probing: callers at the same time wait for one verdict
-	verdict *verdict
+	mu        sync.Mutex // held while probing: callers at the same time wait for one verdict
+	verdict   *verdict
+	explained map[string]bool // reasons that have been logged
 }
 
 type verdict struct {
 	selected runner // nil: none is usable
 	reports  []*sandboxv1.RunnerReport
+	// late: a probe ran out of time. That says more about the machine at this moment than about the runner, so it stands
+	// for the calls that waited for it and no longer.
+	late bool
 }
 
 func newProvider(cfg Config, log *slog.Logger, in surroundings) *provider {
-	p := &provider{log: log, cfg: cfg}
+	p := &provider{log: log, cfg: cfg, explained: make(map[string]bool)}
 	for _, r := range platformRunners(cfg, in) {
 		if cfg.Runner == "auto" || cfg.Runner == r.name() {
 			p.runners = append(p.runners, r)
@@ -108,20 +112,25 @@ func (p *provider) Inspect(_ context.Context, in *sandboxv1.InspectRequest) (*sa
 func (p *provider) choose(again bool) *verdict {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.verdict != nil && !again {
+	if p.verdict != nil && !p.verdict.late && !again {
 		return p.verdict
 	}
 	v := &verdict{}
 	for _, r := range p.runners {
 		ctx, cancel := context.WithTimeout(context.Background(), p.cfg.probeTimeout())
 		report := r.probe(ctx)
+		v.late = v.late || !report.GetUsable() && ctx.Err() != nil
 		cancel()
 		v.reports = append(v.reports, report)
 		if report.GetUsable() {
-			v.selected = r
+			v.selected, v.late = r, false
 			p.log.Info("sandbox runner selected", "runner", r.name(), "version", report.GetVersion())
 			break
 		}
+		if p.explained[report.GetReason()] {
+			continue
+		}
+		p.explained[report.GetReason()] = true
 		p.log.Warn("sandbox runner is not usable", "runner", r.name(), "reason", report.GetReason(), "fix", report.GetFix())
 	}
 	if len(p.runners) == 0 {
