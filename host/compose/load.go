@@ -228,7 +228,7 @@ func (s *source) syntax(err error, fail func(Code, int, int, string, ...any) *Di
 	case strings.Contains(message, "mapping values are not allowed"):
 		d.hint("quote a value that has a colon followed by a space, or that ends in a colon")
 	case strings.Contains(text, "${") && strings.ContainsAny(text, "{["):
-		d.hint("inside { } and [ ] quote variables: \"${NAME}\"")
+		d.hint("inside { } and [ ] quote variables: \"${NAME}\", or write $NAME")
 	}
 	return d
 }
@@ -404,12 +404,28 @@ func (l *loader) scalar(n *yaml.Node) (tag, text string, ok bool) {
 		return "", "", false
 	}
 	if tag == "!!str" && v.Style == 0 {
-		tag = (&yaml.Node{Kind: yaml.ScalarNode, Value: text}).ShortTag()
-		if tag == "!!merge" {
-			tag = "!!str"
-		}
+		tag = plainTag(text)
 	}
 	return tag, text, true
+}
+
+// plainTag is the type of a text as a plain scalar.
+func plainTag(text string) string {
+	tag := (&yaml.Node{Kind: yaml.ScalarNode, Value: text}).ShortTag()
+	if tag == "!!merge" {
+		return "!!str"
+	}
+	return tag
+}
+
+// typed is scalar for a field of the format that is no string. There a variable may be quoted, because inside { } it must
+// be.
+func (l *loader) typed(n *yaml.Node) (tag, text string, ok bool) {
+	tag, text, ok = l.scalar(n)
+	if ok && tag == "!!str" && strings.Contains(deref(n).Value, "$") {
+		tag = plainTag(text)
+	}
+	return tag, text, ok
 }
 
 // interpolation reports a mistake at its place inside a scalar, or at the scalar where it cannot be told.
@@ -481,7 +497,7 @@ func (l *loader) literalText(n *yaml.Node, what string) (string, bool) {
 
 func (l *loader) boolean(n *yaml.Node, what string) (value, ok bool) {
 	before := len(l.diags)
-	tag, text, ok := l.scalar(n)
+	tag, text, ok := l.typed(n)
 	if !ok {
 		if len(l.diags) == before {
 			l.wrongType(n, what, "boolean")
@@ -806,7 +822,7 @@ func (l *loader) limits(n *yaml.Node, e *Entry) {
 	}
 	if f, ok := all["pids"]; ok {
 		before := len(l.diags)
-		tag, text, ok := l.scalar(f.value)
+		tag, text, ok := l.typed(f.value)
 		switch {
 		case !ok && len(l.diags) > before:
 		case !ok || tag != "!!int":
