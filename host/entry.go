@@ -404,5 +404,6 @@ func (p processGeneration) Stop(ctx context.Context) error {
 }
 
 // answerLevel is what the answers of a row are worth.
-func answerLevel(row *compose.Entry) (kernelv1.Level, error) { return approval.ParseLevel(string(row.Answers)) }
-
+func answerLevel(row *compose.Entry) (kernelv1.Level, error) {
+	return approval.ParseLevel(string(row.Answers))
+}

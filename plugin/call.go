@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"strconv"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -19,12 +20,14 @@ const (
 	keyAgent     = "cordon-agent"
 	keyTurn      = "cordon-turn"
 	keyCall      = "cordon-call"
+	keyProvides  = "cordon-provides"
 	keyAuthority = "cordon-authority"
 )
 
 // Call is what the host says about the call being served. A plugin cannot forge any of it.
 type Call struct {
 	Caller    string         // the entry that called, or host
+	Provides  []string       // the capabilities that entry provides
 	Session   string         // empty for a call without a session
 	Agent     string         // the identity a front end gave its client
 	Turn      int64          // the open turn, 0 for none
@@ -52,8 +55,12 @@ func WithCall(ctx context.Context, call Call) context.Context {
 func withCall(ctx context.Context, get func(key string) string) context.Context {
 	turn, _ := strconv.ParseInt(get(keyTurn), 10, 64) // absent outside a turn
 	level := kernelv1.Level(kernelv1.Level_value[get(keyAuthority)])
+	var provides []string
+	if list := get(keyProvides); list != "" {
+		provides = strings.Split(list, ",")
+	}
 	return WithCall(ctx, Call{
-		Caller: get(keyCaller), Session: get(keySession), Agent: get(keyAgent), Turn: turn, ID: get(keyCall),
+		Caller: get(keyCaller), Provides: provides, Session: get(keySession), Agent: get(keyAgent), Turn: turn, ID: get(keyCall),
 		Authority: level, leg: get(keyLeg),
 	})
 }

@@ -35,6 +35,7 @@ type Context struct {
 	facts     map[string]*kernelv1.Facts
 	tools     map[string]Tool
 	listeners map[uint32]listener
+	contexts  map[string]func(context.Context) (string, error)
 	undo      []effect
 }
 
@@ -142,6 +143,24 @@ func (c *Context) Tool(t Tool) error {
 		return fmt.Errorf("tool %s: registered already", t.Name)
 	}
 	c.tools[t.Name] = t
+	return nil
+}
+
+// Contribute registers a contribution that the manifest names. Text is asked for the session of the call, before a model's
+// first step and after anything that may have changed it; the same facts must give the same bytes.
+func (c *Context) Contribute(name string, text func(ctx context.Context) (string, error)) error {
+	if !slices.ContainsFunc(c.manifest.GetContexts(), func(d *kernelv1.Context) bool { return d.GetName() == name }) {
+		return fmt.Errorf("context %s: not in the manifest of %s; add it to Contexts", name, c.manifest.GetName())
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sealed {
+		return fmt.Errorf("context %s: %w", name, ErrSealed)
+	}
+	if _, dup := c.contexts[name]; dup {
+		return fmt.Errorf("context %s: registered already", name)
+	}
+	c.contexts[name] = text
 	return nil
 }
 

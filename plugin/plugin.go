@@ -55,6 +55,8 @@ type Plugin[C any] struct {
 	Appends []string
 	// Tools are the names of the tools Apply may register.
 	Tools []string
+	// Contexts are the contributions to a model's runtime context that Apply may register.
+	Contexts []Contribution
 	// Confines says that the plugin runs things, confined as the policy capability resolves it.
 	Confines bool
 
@@ -76,6 +78,12 @@ type Need struct {
 type Offer struct {
 	Capability string
 	Desc       *grpc.ServiceDesc
+}
+
+// Contribution is one part of what a model is told about its situation. Contributions are shown in ascending order.
+type Contribution struct {
+	Name  string
+	Order int32
 }
 
 // Listen declares a listener. Make one with [ListenTo].
@@ -149,6 +157,9 @@ func (p Plugin[C]) manifest() (*kernelv1.Manifest, error) {
 	}
 	for i, l := range p.Listens {
 		m.Listeners = append(m.Listeners, &kernelv1.Listener{Event: l.event, Kind: l.kind, Prepend: l.Prepend, Index: uint32(i)})
+	}
+	for _, c := range p.Contexts {
+		m.Contexts = append(m.Contexts, &kernelv1.Context{Name: c.Name, Order: c.Order})
 	}
 	for _, e := range p.Emits {
 		m.Events = append(m.Events, e.decl)

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
+	promptv1 "github.com/cordon-host/cordon/api/prompt/v1"
 	toolsv1 "github.com/cordon-host/cordon/api/tools/v1"
 	"github.com/cordon-host/cordon/capability/fault"
 )
@@ -51,7 +52,7 @@ func NewServer[C any](p Plugin[C], log *slog.Logger) *Server {
 
 func newServer(p program, log *slog.Logger, level *slog.LevelVar) *Server {
 	s := &Server{program: p, log: log, level: level, stopped: make(chan struct{})}
-	s.counted = map[string]bool{toolsv1.Tools_ServiceDesc.ServiceName: true}
+	s.counted = map[string]bool{toolsv1.Tools_ServiceDesc.ServiceName: true, promptv1.Prompt_ServiceDesc.ServiceName: true}
 	for _, desc := range p.services() {
 		s.counted[desc.ServiceName] = true
 	}
@@ -67,6 +68,7 @@ func (s *Server) GRPC(opts ...grpc.ServerOption) *grpc.Server {
 	g := grpc.NewServer(opts...)
 	kernelv1.RegisterPluginServer(g, s)
 	toolsv1.RegisterToolsServer(g, toolServer{s: s})
+	promptv1.RegisterPromptServer(g, promptServer{s: s})
 	for _, desc := range s.program.services() {
 		s.register(g, desc)
 	}
@@ -111,6 +113,7 @@ func (s *Server) Setup(ctx context.Context, r *kernelv1.SetupRequest) (*kernelv1
 	c := &Context{
 		setup: r, manifest: m, log: s.log.With("entry", r.GetEntry()), conn: conn,
 		services: map[string]any{}, facts: map[string]*kernelv1.Facts{}, tools: map[string]Tool{}, listeners: map[uint32]listener{},
+		contexts: map[string]func(context.Context) (string, error){},
 	}
 	// The connection is the oldest effect: it closes last.
 	c.undo = []effect{{"host connection", func(context.Context) error { return conn.Close() }}}
@@ -127,21 +130,30 @@ func (s *Server) Setup(ctx context.Context, r *kernelv1.SetupRequest) (*kernelv1
 	s.mu.Lock()
 	s.plugin = c
 	s.mu.Unlock()
+	return c.registered(), nil
+}
 
+// registered is what Apply registered, in the manifest's order.
+func (c *Context) registered() *kernelv1.SetupReply {
 	reply := &kernelv1.SetupReply{Facts: c.facts}
-	for _, name := range m.GetTools() { // the manifest's order
+	for _, name := range c.manifest.GetTools() { // the manifest's order
 		if t, ok := c.tools[name]; ok {
 			reply.Tools = append(reply.Tools, &kernelv1.Tool{
 				Name: t.Name, Description: t.Description, InputSchema: t.InputSchema, TimeoutMs: t.Timeout.Milliseconds(),
 			})
 		}
 	}
-	for _, l := range m.GetListeners() {
+	for _, l := range c.manifest.GetListeners() {
 		if _, ok := c.listeners[l.GetIndex()]; ok {
 			reply.Listeners = append(reply.Listeners, l)
 		}
 	}
-	return reply, nil
+	for _, d := range c.manifest.GetContexts() {
+		if _, ok := c.contexts[d.GetName()]; ok {
+			reply.Contexts = append(reply.Contexts, d)
+		}
+	}
+	return reply
 }
 
 func (s *Server) Activate(context.Context, *kernelv1.ActivateRequest) (*kernelv1.ActivateReply, error) {
@@ -342,8 +354,31 @@ func (t toolServer) Call(ctx context.Context, r *toolsv1.CallRequest) (*toolsv1.
 	return reply, nil
 }
 
+// promptServer serves the registered contributions.
+type promptServer struct {
+	promptv1.UnimplementedPromptServer
+	s *Server
+}
+
+func (p promptServer) Text(ctx context.Context, r *promptv1.TextRequest) (*promptv1.TextReply, error) {
+	c, err := p.s.applied()
+	if err != nil {
+		return nil, err
+	}
+	fn, ok := c.contexts[r.GetName()]
+	if !ok {
+		return nil, fault.New(codes.NotFound, "CONTEXT_NOT_FOUND", "context %s is not registered by %s", r.GetName(), c.Entry())
+	}
+	text, err := fn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &promptv1.TextReply{Text: text}, nil
+}
+
 // Interface guards.
 var (
 	_ kernelv1.PluginServer = (*Server)(nil)
 	_ toolsv1.ToolsServer   = toolServer{}
+	_ promptv1.PromptServer = promptServer{}
 )

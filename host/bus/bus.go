@@ -63,7 +63,9 @@ type Stamped struct {
 }
 
 // New makes a bus.
-func New() *Bus { return &Bus{events: map[string]*kernelv1.EventDecl{}, answers: map[string]*Stamped{}} }
+func New() *Bus {
+	return &Bus{events: map[string]*kernelv1.EventDecl{}, answers: map[string]*Stamped{}}
+}
 
 // Use sets the router that legs of dispatches belong to. It is called once, before anything is dispatched: router and bus
 // need each other.
@@ -113,7 +115,7 @@ func (b *Bus) remote(entry string, decl *kernelv1.Listener, level kernelv1.Level
 		if err != nil {
 			return nil, err
 		}
-		leg, end, err := b.router.Begin(q.Tree, q.Leg, route.HostEntry, link.provider)
+		leg, end, err := b.router.Begin(q.Tree, q.Leg, nil, link.provider)
 		if err != nil {
 			return nil, err
 		}

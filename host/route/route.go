@@ -159,7 +159,7 @@ func (h *handler) proxy(_ any, in grpc.ServerStream) error {
 	if leg != nil {
 		tree = leg.Tree
 	}
-	next, end, err := h.router.step(tree, leg, h.caller.Entry, capability)
+	next, end, err := h.router.step(tree, leg, h.caller, capability)
 	if err != nil {
 		return err
 	}
@@ -179,8 +179,12 @@ func (h *handler) declared(method string) (string, error) {
 }
 
 // step resolves a capability for a tree and begins the leg of its provider.
-func (r *Router) step(tree *Tree, parent *Leg, caller, capability string) (*Leg, func(), error) {
-	p, err := r.resolver.Resolve(caller, capability)
+func (r *Router) step(tree *Tree, parent *Leg, caller *Provider, capability string) (*Leg, func(), error) {
+	name := HostEntry
+	if caller != nil {
+		name = caller.Entry
+	}
+	p, err := r.resolver.Resolve(name, capability)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -272,7 +276,7 @@ type hostConn struct {
 }
 
 func (c hostConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	leg, end, err := c.router.step(c.tree, nil, HostEntry, c.capability)
+	leg, end, err := c.router.step(c.tree, nil, nil, c.capability)
 	if err != nil {
 		return err
 	}

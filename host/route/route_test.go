@@ -3,7 +3,6 @@ package route_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -132,7 +131,7 @@ func TestCallerIsStamped(t *testing.T) {
 	}
 	p, ch, conn := w.caller("caller", policyService)
 	tree := route.NewTree(route.Call{Session: "s-1", Agent: "a", Turn: 7, Authority: kernelv1.Level_HUMAN})
-	leg, end, err := w.router.Begin(tree, nil, route.HostEntry, p)
+	leg, end, err := w.router.Begin(tree, nil, nil, p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +168,7 @@ func TestRefusals(t *testing.T) {
 	p, ch, conn := w.caller("caller", policyService)
 	_, otherCh, otherConn := w.caller("other", policyService)
 	_, bareCh, bareConn := w.caller("bare")
-	leg, end, err := w.router.Begin(route.NewTree(route.Call{}), nil, route.HostEntry, p)
+	leg, end, err := w.router.Begin(route.NewTree(route.Call{}), nil, nil, p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,14 +286,14 @@ func TestHopsAreBounded(t *testing.T) {
 	tree := route.NewTree(route.Call{})
 	var leg *route.Leg
 	for i := range route.MaxHops {
-		next, end, err := w.router.Begin(tree, leg, fmt.Sprint(i), w.provider)
+		next, end, err := w.router.Begin(tree, leg, nil, w.provider)
 		if err != nil {
 			t.Fatalf("hop %d: %v", i+1, err)
 		}
 		defer end()
 		leg = next
 	}
-	_, _, err := w.router.Begin(tree, leg, "last", w.provider)
+	_, _, err := w.router.Begin(tree, leg, nil, w.provider)
 	if fault.Reason(err) != "TOO_MANY_HOPS" || !strings.Contains(err.Error(), "provider → provider") {
 		t.Errorf("err = %v", err)
 	}

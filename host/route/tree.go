@@ -30,6 +30,7 @@ const (
 	keyTurn      = "cordon-turn"
 	keyCall      = "cordon-call"
 	keyHops      = "cordon-hops"
+	keyProvides  = "cordon-provides"
 	keyAuthority = "cordon-authority"
 )
 
@@ -83,9 +84,10 @@ type Leg struct {
 	// Provider serves the leg.
 	Provider *Provider
 
-	token  string
-	caller string
-	path   []string // entries from the root to this one
+	token    string
+	caller   string
+	provides []string // by the caller
+	path     []string // entries from the root to this one
 }
 
 // Path is the entries a leg has passed, from the root.
@@ -96,6 +98,9 @@ func (l *Leg) Metadata() map[string]string {
 	md := map[string]string{
 		keyLeg: l.token, keyCaller: l.caller, keyCall: l.Tree.ID,
 		keyHops: strconv.Itoa(len(l.path)), keyAuthority: l.Tree.Authority.String(),
+	}
+	if len(l.provides) > 0 {
+		md[keyProvides] = strings.Join(l.provides, ",")
 	}
 	if l.Tree.Session != "" {
 		md[keySession] = l.Tree.Session
@@ -128,13 +133,20 @@ type legs struct {
 	m  map[string]*Leg
 }
 
-// Begin adds a hop from a caller to p below parent, which is nil at the root of a tree. The returned function ends it.
-func (r *Router) Begin(tree *Tree, parent *Leg, caller string, p *Provider) (*Leg, func(), error) {
+// Begin adds a hop from a caller, nil for the host itself, to p below parent, which is nil at the root of a tree. The returned
+// function ends it.
+func (r *Router) Begin(tree *Tree, parent *Leg, caller *Provider, p *Provider) (*Leg, func(), error) {
 	var path []string
 	if parent != nil {
 		path = parent.path
 	}
-	leg := &Leg{Tree: tree, Provider: p, token: rand.Text(), caller: caller, path: append(slices.Clone(path), p.Entry)}
+	leg := &Leg{Tree: tree, Provider: p, token: rand.Text(), caller: HostEntry, path: append(slices.Clone(path), p.Entry)}
+	if caller != nil {
+		leg.caller = caller.Entry
+		for _, o := range caller.Manifest.GetOffers() {
+			leg.provides = append(leg.provides, o.GetCapability())
+		}
+	}
 	if len(leg.path) > MaxHops {
 		return nil, nil, fault.New(codes.ResourceExhausted, "TOO_MANY_HOPS",
 			"call %s passed more than %d plugins: %s", tree.ID, MaxHops, strings.Join(leg.path, " → "))

@@ -106,7 +106,7 @@ func (c *Caller) run(ctx context.Context, t *tool, tree *route.Tree, r Request) 
 	if err != nil {
 		return failed(tree.ID, fault.Reason(err), fault.Message(err))
 	}
-	leg, end, err := c.Router.Begin(tree, nil, route.HostEntry, tree.Pin(p))
+	leg, end, err := c.Router.Begin(tree, nil, nil, tree.Pin(p))
 	if err != nil {
 		return failed(tree.ID, fault.Reason(err), fault.Message(err))
 	}

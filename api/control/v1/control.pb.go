@@ -909,7 +909,7 @@ func (x *LogEvent) GetHash() string {
 type KnobRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	Knob          string                 `protobuf:"bytes,2,opt,name=knob,proto3" json:"knob,omitempty"`   // mode or approval
+	Knob          string                 `protobuf:"bytes,2,opt,name=knob,proto3" json:"knob,omitempty"`   // mode, approval or preset
 	Value         string                 `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"` // empty: show
 	Confirm       string                 `protobuf:"bytes,4,opt,name=confirm,proto3" json:"confirm,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1034,6 +1034,430 @@ func (x *KnobReply) GetChanged() bool {
 	return false
 }
 
+type PresetsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PresetsRequest) Reset() {
+	*x = PresetsRequest{}
+	mi := &file_cordon_control_v1_control_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PresetsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PresetsRequest) ProtoMessage() {}
+
+func (x *PresetsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_control_v1_control_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PresetsRequest.ProtoReflect.Descriptor instead.
+func (*PresetsRequest) Descriptor() ([]byte, []int) {
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{15}
+}
+
+type PresetsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Presets       []*Preset              `protobuf:"bytes,1,rep,name=presets,proto3" json:"presets,omitempty"`
+	DefaultPreset string                 `protobuf:"bytes,2,opt,name=default_preset,json=defaultPreset,proto3" json:"default_preset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PresetsReply) Reset() {
+	*x = PresetsReply{}
+	mi := &file_cordon_control_v1_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PresetsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PresetsReply) ProtoMessage() {}
+
+func (x *PresetsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_control_v1_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PresetsReply.ProtoReflect.Descriptor instead.
+func (*PresetsReply) Descriptor() ([]byte, []int) {
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *PresetsReply) GetPresets() []*Preset {
+	if x != nil {
+		return x.Presets
+	}
+	return nil
+}
+
+func (x *PresetsReply) GetDefaultPreset() string {
+	if x != nil {
+		return x.DefaultPreset
+	}
+	return ""
+}
+
+type Preset struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Sandbox       string                 `protobuf:"bytes,2,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	Approval      string                 `protobuf:"bytes,3,opt,name=approval,proto3" json:"approval,omitempty"`
+	Description   string                 `protobuf:"bytes,4,opt,name=description,proto3" json:"description,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Preset) Reset() {
+	*x = Preset{}
+	mi := &file_cordon_control_v1_control_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Preset) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Preset) ProtoMessage() {}
+
+func (x *Preset) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_control_v1_control_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Preset.ProtoReflect.Descriptor instead.
+func (*Preset) Descriptor() ([]byte, []int) {
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Preset) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Preset) GetSandbox() string {
+	if x != nil {
+		return x.Sandbox
+	}
+	return ""
+}
+
+func (x *Preset) GetApproval() string {
+	if x != nil {
+		return x.Approval
+	}
+	return ""
+}
+
+func (x *Preset) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+type PromptRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"` // empty: what a new session would be told
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromptRequest) Reset() {
+	*x = PromptRequest{}
+	mi := &file_cordon_control_v1_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromptRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromptRequest) ProtoMessage() {}
+
+func (x *PromptRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_control_v1_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromptRequest.ProtoReflect.Descriptor instead.
+func (*PromptRequest) Descriptor() ([]byte, []int) {
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *PromptRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+type PromptReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Text          string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	Sections      []*PromptSection       `protobuf:"bytes,2,rep,name=sections,proto3" json:"sections,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromptReply) Reset() {
+	*x = PromptReply{}
+	mi := &file_cordon_control_v1_control_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromptReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromptReply) ProtoMessage() {}
+
+func (x *PromptReply) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_control_v1_control_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromptReply.ProtoReflect.Descriptor instead.
+func (*PromptReply) Descriptor() ([]byte, []int) {
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PromptReply) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *PromptReply) GetSections() []*PromptSection {
+	if x != nil {
+		return x.Sections
+	}
+	return nil
+}
+
+type PromptSection struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Order         int32                  `protobuf:"varint,2,opt,name=order,proto3" json:"order,omitempty"`
+	Entry         string                 `protobuf:"bytes,3,opt,name=entry,proto3" json:"entry,omitempty"`
+	Text          string                 `protobuf:"bytes,4,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromptSection) Reset() {
+	*x = PromptSection{}
+	mi := &file_cordon_control_v1_control_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromptSection) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromptSection) ProtoMessage() {}
+
+func (x *PromptSection) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_control_v1_control_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromptSection.ProtoReflect.Descriptor instead.
+func (*PromptSection) Descriptor() ([]byte, []int) {
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *PromptSection) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PromptSection) GetOrder() int32 {
+	if x != nil {
+		return x.Order
+	}
+	return 0
+}
+
+func (x *PromptSection) GetEntry() string {
+	if x != nil {
+		return x.Entry
+	}
+	return ""
+}
+
+func (x *PromptSection) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+type ReloadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entry         string                 `protobuf:"bytes,1,opt,name=entry,proto3" json:"entry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadRequest) Reset() {
+	*x = ReloadRequest{}
+	mi := &file_cordon_control_v1_control_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadRequest) ProtoMessage() {}
+
+func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_control_v1_control_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
+func (*ReloadRequest) Descriptor() ([]byte, []int) {
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ReloadRequest) GetEntry() string {
+	if x != nil {
+		return x.Entry
+	}
+	return ""
+}
+
+type ReloadReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"` // that serves now
+	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	Changed       bool                   `protobuf:"varint,3,opt,name=changed,proto3" json:"changed,omitempty"` // false: what is on disk is what runs, and nothing was done
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadReply) Reset() {
+	*x = ReloadReply{}
+	mi := &file_cordon_control_v1_control_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadReply) ProtoMessage() {}
+
+func (x *ReloadReply) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_control_v1_control_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadReply.ProtoReflect.Descriptor instead.
+func (*ReloadReply) Descriptor() ([]byte, []int) {
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ReloadReply) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *ReloadReply) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *ReloadReply) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
 type ConfineRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Argv          []string               `protobuf:"bytes,1,rep,name=argv,proto3" json:"argv,omitempty"`
@@ -1045,7 +1469,7 @@ type ConfineRequest struct {
 
 func (x *ConfineRequest) Reset() {
 	*x = ConfineRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[15]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1057,7 +1481,7 @@ func (x *ConfineRequest) String() string {
 func (*ConfineRequest) ProtoMessage() {}
 
 func (x *ConfineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[15]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1070,7 +1494,7 @@ func (x *ConfineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfineRequest.ProtoReflect.Descriptor instead.
 func (*ConfineRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ConfineRequest) GetArgv() []string {
@@ -1102,7 +1526,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[16]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1538,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[16]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1551,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 type LoginRequest struct {
@@ -1139,7 +1563,7 @@ type LoginRequest struct {
 
 func (x *LoginRequest) Reset() {
 	*x = LoginRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[17]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1575,7 @@ func (x *LoginRequest) String() string {
 func (*LoginRequest) ProtoMessage() {}
 
 func (x *LoginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[17]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1588,7 @@ func (x *LoginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoginRequest.ProtoReflect.Descriptor instead.
 func (*LoginRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LoginRequest) GetCode() string {
@@ -1183,7 +1607,7 @@ type LoginReply struct {
 
 func (x *LoginReply) Reset() {
 	*x = LoginReply{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[18]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1619,7 @@ func (x *LoginReply) String() string {
 func (*LoginReply) ProtoMessage() {}
 
 func (x *LoginReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[18]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1632,7 @@ func (x *LoginReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoginReply.ProtoReflect.Descriptor instead.
 func (*LoginReply) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LoginReply) GetToken() string {
@@ -1229,7 +1653,7 @@ type InboxRequest struct {
 
 func (x *InboxRequest) Reset() {
 	*x = InboxRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[19]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1241,7 +1665,7 @@ func (x *InboxRequest) String() string {
 func (*InboxRequest) ProtoMessage() {}
 
 func (x *InboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[19]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1254,7 +1678,7 @@ func (x *InboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InboxRequest.ProtoReflect.Descriptor instead.
 func (*InboxRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *InboxRequest) GetFollow() bool {
@@ -1281,7 +1705,7 @@ type InboxEvent struct {
 
 func (x *InboxEvent) Reset() {
 	*x = InboxEvent{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[20]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1717,7 @@ func (x *InboxEvent) String() string {
 func (*InboxEvent) ProtoMessage() {}
 
 func (x *InboxEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[20]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1730,7 @@ func (x *InboxEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InboxEvent.ProtoReflect.Descriptor instead.
 func (*InboxEvent) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *InboxEvent) GetAsked() *Question {
@@ -1344,7 +1768,7 @@ type Question struct {
 
 func (x *Question) Reset() {
 	*x = Question{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[21]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1780,7 @@ func (x *Question) String() string {
 func (*Question) ProtoMessage() {}
 
 func (x *Question) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[21]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1793,7 @@ func (x *Question) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Question.ProtoReflect.Descriptor instead.
 func (*Question) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Question) GetId() string {
@@ -1474,7 +1898,7 @@ type Settled struct {
 
 func (x *Settled) Reset() {
 	*x = Settled{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[22]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1486,7 +1910,7 @@ func (x *Settled) String() string {
 func (*Settled) ProtoMessage() {}
 
 func (x *Settled) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[22]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1499,7 +1923,7 @@ func (x *Settled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settled.ProtoReflect.Descriptor instead.
 func (*Settled) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Settled) GetId() string {
@@ -1535,7 +1959,7 @@ type AnswerRequest struct {
 
 func (x *AnswerRequest) Reset() {
 	*x = AnswerRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[23]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +1971,7 @@ func (x *AnswerRequest) String() string {
 func (*AnswerRequest) ProtoMessage() {}
 
 func (x *AnswerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[23]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +1984,7 @@ func (x *AnswerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnswerRequest.ProtoReflect.Descriptor instead.
 func (*AnswerRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AnswerRequest) GetId() string {
@@ -1599,7 +2023,7 @@ type AnswerReply struct {
 
 func (x *AnswerReply) Reset() {
 	*x = AnswerReply{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[24]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +2035,7 @@ func (x *AnswerReply) String() string {
 func (*AnswerReply) ProtoMessage() {}
 
 func (x *AnswerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[24]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +2048,7 @@ func (x *AnswerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnswerReply.ProtoReflect.Descriptor instead.
 func (*AnswerReply) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 var File_cordon_control_v1_control_proto protoreflect.FileDescriptor
@@ -1712,6 +2136,33 @@ const file_cordon_control_v1_control_proto_rawDesc = "" +
 	"\tKnobReply\x12\x14\n" +
 	"\x05value\x18\x01 \x01(\tR\x05value\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12\x18\n" +
+	"\achanged\x18\x03 \x01(\bR\achanged\"\x10\n" +
+	"\x0ePresetsRequest\"j\n" +
+	"\fPresetsReply\x123\n" +
+	"\apresets\x18\x01 \x03(\v2\x19.cordon.control.v1.PresetR\apresets\x12%\n" +
+	"\x0edefault_preset\x18\x02 \x01(\tR\rdefaultPreset\"t\n" +
+	"\x06Preset\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\asandbox\x18\x02 \x01(\tR\asandbox\x12\x1a\n" +
+	"\bapproval\x18\x03 \x01(\tR\bapproval\x12 \n" +
+	"\vdescription\x18\x04 \x01(\tR\vdescription\")\n" +
+	"\rPromptRequest\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\"_\n" +
+	"\vPromptReply\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\x12<\n" +
+	"\bsections\x18\x02 \x03(\v2 .cordon.control.v1.PromptSectionR\bsections\"c\n" +
+	"\rPromptSection\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05order\x18\x02 \x01(\x05R\x05order\x12\x14\n" +
+	"\x05entry\x18\x03 \x01(\tR\x05entry\x12\x12\n" +
+	"\x04text\x18\x04 \x01(\tR\x04text\"%\n" +
+	"\rReloadRequest\x12\x14\n" +
+	"\x05entry\x18\x01 \x01(\tR\x05entry\"_\n" +
+	"\vReloadReply\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x18\n" +
 	"\achanged\x18\x03 \x01(\bR\achanged\"J\n" +
 	"\x0eConfineRequest\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\tR\x04argv\x12\x10\n" +
@@ -1754,7 +2205,7 @@ const file_cordon_control_v1_control_proto_rawDesc = "" +
 	"\aoutcome\x18\x02 \x01(\tR\aoutcome\x12\x12\n" +
 	"\x04note\x18\x03 \x01(\tR\x04note\x12\x18\n" +
 	"\aconfirm\x18\x04 \x01(\tR\aconfirm\"\r\n" +
-	"\vAnswerReply2\xdd\x06\n" +
+	"\vAnswerReply2\xc4\b\n" +
 	"\aControl\x12J\n" +
 	"\x06Status\x12 .cordon.control.v1.StatusRequest\x1a\x1e.cordon.control.v1.StatusReply\x12S\n" +
 	"\tListTools\x12#.cordon.control.v1.ListToolsRequest\x1a!.cordon.control.v1.ListToolsReply\x12D\n" +
@@ -1762,6 +2213,9 @@ const file_cordon_control_v1_control_proto_rawDesc = "" +
 	"\fListSessions\x12&.cordon.control.v1.ListSessionsRequest\x1a$.cordon.control.v1.ListSessionsReply\x12K\n" +
 	"\aReadLog\x12!.cordon.control.v1.ReadLogRequest\x1a\x1b.cordon.control.v1.LogEvent0\x01\x12D\n" +
 	"\x04Knob\x12\x1e.cordon.control.v1.KnobRequest\x1a\x1c.cordon.control.v1.KnobReply\x12M\n" +
+	"\aPresets\x12!.cordon.control.v1.PresetsRequest\x1a\x1f.cordon.control.v1.PresetsReply\x12J\n" +
+	"\x06Prompt\x12 .cordon.control.v1.PromptRequest\x1a\x1e.cordon.control.v1.PromptReply\x12J\n" +
+	"\x06Reload\x12 .cordon.control.v1.ReloadRequest\x1a\x1e.cordon.control.v1.ReloadReply\x12M\n" +
 	"\aConfine\x12!.cordon.control.v1.ConfineRequest\x1a\x1f.cordon.sandbox.v1.ConfineReply\x12K\n" +
 	"\x06Doctor\x12 .cordon.control.v1.DoctorRequest\x1a\x1f.cordon.sandbox.v1.InspectReply\x12G\n" +
 	"\x05Login\x12\x1f.cordon.control.v1.LoginRequest\x1a\x1d.cordon.control.v1.LoginReply\x12I\n" +
@@ -1780,7 +2234,7 @@ func file_cordon_control_v1_control_proto_rawDescGZIP() []byte {
 	return file_cordon_control_v1_control_proto_rawDescData
 }
 
-var file_cordon_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_cordon_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_cordon_control_v1_control_proto_goTypes = []any{
 	(*StatusRequest)(nil),       // 0: cordon.control.v1.StatusRequest
 	(*StatusReply)(nil),         // 1: cordon.control.v1.StatusReply
@@ -1797,52 +2251,68 @@ var file_cordon_control_v1_control_proto_goTypes = []any{
 	(*LogEvent)(nil),            // 12: cordon.control.v1.LogEvent
 	(*KnobRequest)(nil),         // 13: cordon.control.v1.KnobRequest
 	(*KnobReply)(nil),           // 14: cordon.control.v1.KnobReply
-	(*ConfineRequest)(nil),      // 15: cordon.control.v1.ConfineRequest
-	(*DoctorRequest)(nil),       // 16: cordon.control.v1.DoctorRequest
-	(*LoginRequest)(nil),        // 17: cordon.control.v1.LoginRequest
-	(*LoginReply)(nil),          // 18: cordon.control.v1.LoginReply
-	(*InboxRequest)(nil),        // 19: cordon.control.v1.InboxRequest
-	(*InboxEvent)(nil),          // 20: cordon.control.v1.InboxEvent
-	(*Question)(nil),            // 21: cordon.control.v1.Question
-	(*Settled)(nil),             // 22: cordon.control.v1.Settled
-	(*AnswerRequest)(nil),       // 23: cordon.control.v1.AnswerRequest
-	(*AnswerReply)(nil),         // 24: cordon.control.v1.AnswerReply
-	(*v1.ConfineReply)(nil),     // 25: cordon.sandbox.v1.ConfineReply
-	(*v1.InspectReply)(nil),     // 26: cordon.sandbox.v1.InspectReply
+	(*PresetsRequest)(nil),      // 15: cordon.control.v1.PresetsRequest
+	(*PresetsReply)(nil),        // 16: cordon.control.v1.PresetsReply
+	(*Preset)(nil),              // 17: cordon.control.v1.Preset
+	(*PromptRequest)(nil),       // 18: cordon.control.v1.PromptRequest
+	(*PromptReply)(nil),         // 19: cordon.control.v1.PromptReply
+	(*PromptSection)(nil),       // 20: cordon.control.v1.PromptSection
+	(*ReloadRequest)(nil),       // 21: cordon.control.v1.ReloadRequest
+	(*ReloadReply)(nil),         // 22: cordon.control.v1.ReloadReply
+	(*ConfineRequest)(nil),      // 23: cordon.control.v1.ConfineRequest
+	(*DoctorRequest)(nil),       // 24: cordon.control.v1.DoctorRequest
+	(*LoginRequest)(nil),        // 25: cordon.control.v1.LoginRequest
+	(*LoginReply)(nil),          // 26: cordon.control.v1.LoginReply
+	(*InboxRequest)(nil),        // 27: cordon.control.v1.InboxRequest
+	(*InboxEvent)(nil),          // 28: cordon.control.v1.InboxEvent
+	(*Question)(nil),            // 29: cordon.control.v1.Question
+	(*Settled)(nil),             // 30: cordon.control.v1.Settled
+	(*AnswerRequest)(nil),       // 31: cordon.control.v1.AnswerRequest
+	(*AnswerReply)(nil),         // 32: cordon.control.v1.AnswerReply
+	(*v1.ConfineReply)(nil),     // 33: cordon.sandbox.v1.ConfineReply
+	(*v1.InspectReply)(nil),     // 34: cordon.sandbox.v1.InspectReply
 }
 var file_cordon_control_v1_control_proto_depIdxs = []int32{
 	2,  // 0: cordon.control.v1.StatusReply.entries:type_name -> cordon.control.v1.EntryStatus
 	5,  // 1: cordon.control.v1.ListToolsReply.tools:type_name -> cordon.control.v1.Tool
 	10, // 2: cordon.control.v1.ListSessionsReply.sessions:type_name -> cordon.control.v1.SessionInfo
-	21, // 3: cordon.control.v1.InboxEvent.asked:type_name -> cordon.control.v1.Question
-	22, // 4: cordon.control.v1.InboxEvent.settled:type_name -> cordon.control.v1.Settled
-	0,  // 5: cordon.control.v1.Control.Status:input_type -> cordon.control.v1.StatusRequest
-	3,  // 6: cordon.control.v1.Control.ListTools:input_type -> cordon.control.v1.ListToolsRequest
-	6,  // 7: cordon.control.v1.Control.Call:input_type -> cordon.control.v1.CallRequest
-	8,  // 8: cordon.control.v1.Control.ListSessions:input_type -> cordon.control.v1.ListSessionsRequest
-	11, // 9: cordon.control.v1.Control.ReadLog:input_type -> cordon.control.v1.ReadLogRequest
-	13, // 10: cordon.control.v1.Control.Knob:input_type -> cordon.control.v1.KnobRequest
-	15, // 11: cordon.control.v1.Control.Confine:input_type -> cordon.control.v1.ConfineRequest
-	16, // 12: cordon.control.v1.Control.Doctor:input_type -> cordon.control.v1.DoctorRequest
-	17, // 13: cordon.control.v1.Control.Login:input_type -> cordon.control.v1.LoginRequest
-	19, // 14: cordon.control.v1.Control.Inbox:input_type -> cordon.control.v1.InboxRequest
-	23, // 15: cordon.control.v1.Control.Answer:input_type -> cordon.control.v1.AnswerRequest
-	1,  // 16: cordon.control.v1.Control.Status:output_type -> cordon.control.v1.StatusReply
-	4,  // 17: cordon.control.v1.Control.ListTools:output_type -> cordon.control.v1.ListToolsReply
-	7,  // 18: cordon.control.v1.Control.Call:output_type -> cordon.control.v1.CallReply
-	9,  // 19: cordon.control.v1.Control.ListSessions:output_type -> cordon.control.v1.ListSessionsReply
-	12, // 20: cordon.control.v1.Control.ReadLog:output_type -> cordon.control.v1.LogEvent
-	14, // 21: cordon.control.v1.Control.Knob:output_type -> cordon.control.v1.KnobReply
-	25, // 22: cordon.control.v1.Control.Confine:output_type -> cordon.sandbox.v1.ConfineReply
-	26, // 23: cordon.control.v1.Control.Doctor:output_type -> cordon.sandbox.v1.InspectReply
-	18, // 24: cordon.control.v1.Control.Login:output_type -> cordon.control.v1.LoginReply
-	20, // 25: cordon.control.v1.Control.Inbox:output_type -> cordon.control.v1.InboxEvent
-	24, // 26: cordon.control.v1.Control.Answer:output_type -> cordon.control.v1.AnswerReply
-	16, // [16:27] is the sub-list for method output_type
-	5,  // [5:16] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	17, // 3: cordon.control.v1.PresetsReply.presets:type_name -> cordon.control.v1.Preset
+	20, // 4: cordon.control.v1.PromptReply.sections:type_name -> cordon.control.v1.PromptSection
+	29, // 5: cordon.control.v1.InboxEvent.asked:type_name -> cordon.control.v1.Question
+	30, // 6: cordon.control.v1.InboxEvent.settled:type_name -> cordon.control.v1.Settled
+	0,  // 7: cordon.control.v1.Control.Status:input_type -> cordon.control.v1.StatusRequest
+	3,  // 8: cordon.control.v1.Control.ListTools:input_type -> cordon.control.v1.ListToolsRequest
+	6,  // 9: cordon.control.v1.Control.Call:input_type -> cordon.control.v1.CallRequest
+	8,  // 10: cordon.control.v1.Control.ListSessions:input_type -> cordon.control.v1.ListSessionsRequest
+	11, // 11: cordon.control.v1.Control.ReadLog:input_type -> cordon.control.v1.ReadLogRequest
+	13, // 12: cordon.control.v1.Control.Knob:input_type -> cordon.control.v1.KnobRequest
+	15, // 13: cordon.control.v1.Control.Presets:input_type -> cordon.control.v1.PresetsRequest
+	18, // 14: cordon.control.v1.Control.Prompt:input_type -> cordon.control.v1.PromptRequest
+	21, // 15: cordon.control.v1.Control.Reload:input_type -> cordon.control.v1.ReloadRequest
+	23, // 16: cordon.control.v1.Control.Confine:input_type -> cordon.control.v1.ConfineRequest
+	24, // 17: cordon.control.v1.Control.Doctor:input_type -> cordon.control.v1.DoctorRequest
+	25, // 18: cordon.control.v1.Control.Login:input_type -> cordon.control.v1.LoginRequest
+	27, // 19: cordon.control.v1.Control.Inbox:input_type -> cordon.control.v1.InboxRequest
+	31, // 20: cordon.control.v1.Control.Answer:input_type -> cordon.control.v1.AnswerRequest
+	1,  // 21: cordon.control.v1.Control.Status:output_type -> cordon.control.v1.StatusReply
+	4,  // 22: cordon.control.v1.Control.ListTools:output_type -> cordon.control.v1.ListToolsReply
+	7,  // 23: cordon.control.v1.Control.Call:output_type -> cordon.control.v1.CallReply
+	9,  // 24: cordon.control.v1.Control.ListSessions:output_type -> cordon.control.v1.ListSessionsReply
+	12, // 25: cordon.control.v1.Control.ReadLog:output_type -> cordon.control.v1.LogEvent
+	14, // 26: cordon.control.v1.Control.Knob:output_type -> cordon.control.v1.KnobReply
+	16, // 27: cordon.control.v1.Control.Presets:output_type -> cordon.control.v1.PresetsReply
+	19, // 28: cordon.control.v1.Control.Prompt:output_type -> cordon.control.v1.PromptReply
+	22, // 29: cordon.control.v1.Control.Reload:output_type -> cordon.control.v1.ReloadReply
+	33, // 30: cordon.control.v1.Control.Confine:output_type -> cordon.sandbox.v1.ConfineReply
+	34, // 31: cordon.control.v1.Control.Doctor:output_type -> cordon.sandbox.v1.InspectReply
+	26, // 32: cordon.control.v1.Control.Login:output_type -> cordon.control.v1.LoginReply
+	28, // 33: cordon.control.v1.Control.Inbox:output_type -> cordon.control.v1.InboxEvent
+	32, // 34: cordon.control.v1.Control.Answer:output_type -> cordon.control.v1.AnswerReply
+	21, // [21:35] is the sub-list for method output_type
+	7,  // [7:21] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_cordon_control_v1_control_proto_init() }
@@ -1856,7 +2326,7 @@ func file_cordon_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cordon_control_v1_control_proto_rawDesc), len(file_cordon_control_v1_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,9 @@ const (
 	Control_ListSessions_FullMethodName = "/cordon.control.v1.Control/ListSessions"
 	Control_ReadLog_FullMethodName      = "/cordon.control.v1.Control/ReadLog"
 	Control_Knob_FullMethodName         = "/cordon.control.v1.Control/Knob"
+	Control_Presets_FullMethodName      = "/cordon.control.v1.Control/Presets"
+	Control_Prompt_FullMethodName       = "/cordon.control.v1.Control/Prompt"
+	Control_Reload_FullMethodName       = "/cordon.control.v1.Control/Reload"
 	Control_Confine_FullMethodName      = "/cordon.control.v1.Control/Confine"
 	Control_Doctor_FullMethodName       = "/cordon.control.v1.Control/Doctor"
 	Control_Login_FullMethodName        = "/cordon.control.v1.Control/Login"
@@ -49,6 +52,12 @@ type ControlClient interface {
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsReply, error)
 	ReadLog(ctx context.Context, in *ReadLogRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogEvent], error)
 	Knob(ctx context.Context, in *KnobRequest, opts ...grpc.CallOption) (*KnobReply, error)
+	// Presets lists the presets; the session's own is the knob "preset".
+	Presets(ctx context.Context, in *PresetsRequest, opts ...grpc.CallOption) (*PresetsReply, error)
+	// Prompt is what a model of a session would be told at this moment.
+	Prompt(ctx context.Context, in *PromptRequest, opts ...grpc.CallOption) (*PromptReply, error)
+	// Reload makes a new generation of an entry from what is on disk.
+	Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadReply, error)
 	Confine(ctx context.Context, in *ConfineRequest, opts ...grpc.CallOption) (*v1.ConfineReply, error)
 	Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*v1.InspectReply, error)
 	// Login exchanges a one-use code for a token that is good for this connection's person until the host ends.
@@ -135,6 +144,36 @@ func (c *controlClient) Knob(ctx context.Context, in *KnobRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *controlClient) Presets(ctx context.Context, in *PresetsRequest, opts ...grpc.CallOption) (*PresetsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PresetsReply)
+	err := c.cc.Invoke(ctx, Control_Presets_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) Prompt(ctx context.Context, in *PromptRequest, opts ...grpc.CallOption) (*PromptReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PromptReply)
+	err := c.cc.Invoke(ctx, Control_Prompt_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReloadReply)
+	err := c.cc.Invoke(ctx, Control_Reload_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controlClient) Confine(ctx context.Context, in *ConfineRequest, opts ...grpc.CallOption) (*v1.ConfineReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(v1.ConfineReply)
@@ -210,6 +249,12 @@ type ControlServer interface {
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsReply, error)
 	ReadLog(*ReadLogRequest, grpc.ServerStreamingServer[LogEvent]) error
 	Knob(context.Context, *KnobRequest) (*KnobReply, error)
+	// Presets lists the presets; the session's own is the knob "preset".
+	Presets(context.Context, *PresetsRequest) (*PresetsReply, error)
+	// Prompt is what a model of a session would be told at this moment.
+	Prompt(context.Context, *PromptRequest) (*PromptReply, error)
+	// Reload makes a new generation of an entry from what is on disk.
+	Reload(context.Context, *ReloadRequest) (*ReloadReply, error)
 	Confine(context.Context, *ConfineRequest) (*v1.ConfineReply, error)
 	Doctor(context.Context, *DoctorRequest) (*v1.InspectReply, error)
 	// Login exchanges a one-use code for a token that is good for this connection's person until the host ends.
@@ -244,6 +289,15 @@ func (UnimplementedControlServer) ReadLog(*ReadLogRequest, grpc.ServerStreamingS
 }
 func (UnimplementedControlServer) Knob(context.Context, *KnobRequest) (*KnobReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Knob not implemented")
+}
+func (UnimplementedControlServer) Presets(context.Context, *PresetsRequest) (*PresetsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Presets not implemented")
+}
+func (UnimplementedControlServer) Prompt(context.Context, *PromptRequest) (*PromptReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Prompt not implemented")
+}
+func (UnimplementedControlServer) Reload(context.Context, *ReloadRequest) (*ReloadReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reload not implemented")
 }
 func (UnimplementedControlServer) Confine(context.Context, *ConfineRequest) (*v1.ConfineReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Confine not implemented")
@@ -382,6 +436,60 @@ func _Control_Knob_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_Presets_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PresetsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Presets(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Presets_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Presets(ctx, req.(*PresetsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_Prompt_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PromptRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Prompt(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Prompt_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Prompt(ctx, req.(*PromptRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_Reload_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReloadRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Reload(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Reload_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Reload(ctx, req.(*ReloadRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Control_Confine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ConfineRequest)
 	if err := dec(in); err != nil {
@@ -491,6 +599,18 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Knob",
 			Handler:    _Control_Knob_Handler,
+		},
+		{
+			MethodName: "Presets",
+			Handler:    _Control_Presets_Handler,
+		},
+		{
+			MethodName: "Prompt",
+			Handler:    _Control_Prompt_Handler,
+		},
+		{
+			MethodName: "Reload",
+			Handler:    _Control_Reload_Handler,
 		},
 		{
 			MethodName: "Confine",

@@ -5,7 +5,8 @@
 // them, because the host drops every incoming `cordon-` key but `cordon-leg` and `cordon-channel`:
 //
 //   cordon-leg        the token of this leg of the call tree; an SDK sends it back on every call made while serving it
-//   cordon-caller     the entry that called
+//   cordon-caller     the entry that called, or host
+//   cordon-provides   the capabilities that entry provides, separated by commas
 //   cordon-session    the session of the call, if it has one
 //   cordon-agent      the agent of the call, if it has one
 //   cordon-turn       the open turn of that session
@@ -140,7 +141,7 @@ func (x Listener_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Listener_Kind.Descriptor instead.
 func (Listener_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{4, 0}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{5, 0}
 }
 
 type EmitRequest_Mode int32
@@ -195,7 +196,7 @@ func (x EmitRequest_Mode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EmitRequest_Mode.Descriptor instead.
 func (EmitRequest_Mode) EnumDescriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{27, 0}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{28, 0}
 }
 
 type DescribeRequest struct {
@@ -256,7 +257,9 @@ type Manifest struct {
 	// Names of the tools the plugin may register.
 	Tools []string `protobuf:"bytes,12,rep,name=tools,proto3" json:"tools,omitempty"`
 	// True for a plugin that confines what it runs according to the policy capability.
-	Confines      bool `protobuf:"varint,13,opt,name=confines,proto3" json:"confines,omitempty"`
+	Confines bool `protobuf:"varint,13,opt,name=confines,proto3" json:"confines,omitempty"`
+	// What the plugin may contribute to a model's runtime context.
+	Contexts      []*Context `protobuf:"bytes,14,rep,name=contexts,proto3" json:"contexts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -382,6 +385,66 @@ func (x *Manifest) GetConfines() bool {
 	return false
 }
 
+func (x *Manifest) GetContexts() []*Context {
+	if x != nil {
+		return x.Contexts
+	}
+	return nil
+}
+
+// Context is one contribution to what a model is told about its situation, in ascending order.
+type Context struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Order         int32                  `protobuf:"varint,2,opt,name=order,proto3" json:"order,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Context) Reset() {
+	*x = Context{}
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Context) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Context) ProtoMessage() {}
+
+func (x *Context) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Context.ProtoReflect.Descriptor instead.
+func (*Context) Descriptor() ([]byte, []int) {
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Context) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Context) GetOrder() int32 {
+	if x != nil {
+		return x.Order
+	}
+	return 0
+}
+
 type Need struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Capability    string                 `protobuf:"bytes,1,opt,name=capability,proto3" json:"capability,omitempty"`
@@ -393,7 +456,7 @@ type Need struct {
 
 func (x *Need) Reset() {
 	*x = Need{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[2]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -405,7 +468,7 @@ func (x *Need) String() string {
 func (*Need) ProtoMessage() {}
 
 func (x *Need) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[2]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -418,7 +481,7 @@ func (x *Need) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Need.ProtoReflect.Descriptor instead.
 func (*Need) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{2}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Need) GetCapability() string {
@@ -452,7 +515,7 @@ type Offer struct {
 
 func (x *Offer) Reset() {
 	*x = Offer{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[3]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -464,7 +527,7 @@ func (x *Offer) String() string {
 func (*Offer) ProtoMessage() {}
 
 func (x *Offer) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[3]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -477,7 +540,7 @@ func (x *Offer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Offer.ProtoReflect.Descriptor instead.
 func (*Offer) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{3}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Offer) GetCapability() string {
@@ -507,7 +570,7 @@ type Listener struct {
 
 func (x *Listener) Reset() {
 	*x = Listener{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[4]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -519,7 +582,7 @@ func (x *Listener) String() string {
 func (*Listener) ProtoMessage() {}
 
 func (x *Listener) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[4]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -532,7 +595,7 @@ func (x *Listener) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listener.ProtoReflect.Descriptor instead.
 func (*Listener) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{4}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Listener) GetEvent() string {
@@ -579,7 +642,7 @@ type EventDecl struct {
 
 func (x *EventDecl) Reset() {
 	*x = EventDecl{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[5]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -591,7 +654,7 @@ func (x *EventDecl) String() string {
 func (*EventDecl) ProtoMessage() {}
 
 func (x *EventDecl) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[5]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -604,7 +667,7 @@ func (x *EventDecl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventDecl.ProtoReflect.Descriptor instead.
 func (*EventDecl) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{5}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *EventDecl) GetEvent() string {
@@ -658,7 +721,7 @@ type SetupRequest struct {
 
 func (x *SetupRequest) Reset() {
 	*x = SetupRequest{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[6]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -670,7 +733,7 @@ func (x *SetupRequest) String() string {
 func (*SetupRequest) ProtoMessage() {}
 
 func (x *SetupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[6]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -683,7 +746,7 @@ func (x *SetupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetupRequest.ProtoReflect.Descriptor instead.
 func (*SetupRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{6}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SetupRequest) GetEntry() string {
@@ -752,7 +815,7 @@ type Facts struct {
 
 func (x *Facts) Reset() {
 	*x = Facts{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[7]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -764,7 +827,7 @@ func (x *Facts) String() string {
 func (*Facts) ProtoMessage() {}
 
 func (x *Facts) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[7]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -777,7 +840,7 @@ func (x *Facts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Facts.ProtoReflect.Descriptor instead.
 func (*Facts) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{7}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Facts) GetJson() []byte {
@@ -804,7 +867,7 @@ type Deployment struct {
 
 func (x *Deployment) Reset() {
 	*x = Deployment{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[8]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -816,7 +879,7 @@ func (x *Deployment) String() string {
 func (*Deployment) ProtoMessage() {}
 
 func (x *Deployment) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[8]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -829,7 +892,7 @@ func (x *Deployment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Deployment.ProtoReflect.Descriptor instead.
 func (*Deployment) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{8}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Deployment) GetId() string {
@@ -879,13 +942,14 @@ type SetupReply struct {
 	Facts         map[string]*Facts      `protobuf:"bytes,1,rep,name=facts,proto3" json:"facts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // by offered capability
 	Tools         []*Tool                `protobuf:"bytes,2,rep,name=tools,proto3" json:"tools,omitempty"`
 	Listeners     []*Listener            `protobuf:"bytes,3,rep,name=listeners,proto3" json:"listeners,omitempty"`
+	Contexts      []*Context             `protobuf:"bytes,4,rep,name=contexts,proto3" json:"contexts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SetupReply) Reset() {
 	*x = SetupReply{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[9]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -897,7 +961,7 @@ func (x *SetupReply) String() string {
 func (*SetupReply) ProtoMessage() {}
 
 func (x *SetupReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[9]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -910,7 +974,7 @@ func (x *SetupReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetupReply.ProtoReflect.Descriptor instead.
 func (*SetupReply) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{9}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SetupReply) GetFacts() map[string]*Facts {
@@ -934,6 +998,13 @@ func (x *SetupReply) GetListeners() []*Listener {
 	return nil
 }
 
+func (x *SetupReply) GetContexts() []*Context {
+	if x != nil {
+		return x.Contexts
+	}
+	return nil
+}
+
 // Tool is one tool a model may call.
 type Tool struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -947,7 +1018,7 @@ type Tool struct {
 
 func (x *Tool) Reset() {
 	*x = Tool{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[10]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -959,7 +1030,7 @@ func (x *Tool) String() string {
 func (*Tool) ProtoMessage() {}
 
 func (x *Tool) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[10]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -972,7 +1043,7 @@ func (x *Tool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tool.ProtoReflect.Descriptor instead.
 func (*Tool) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{10}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Tool) GetName() string {
@@ -1011,7 +1082,7 @@ type ActivateRequest struct {
 
 func (x *ActivateRequest) Reset() {
 	*x = ActivateRequest{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[11]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1023,7 +1094,7 @@ func (x *ActivateRequest) String() string {
 func (*ActivateRequest) ProtoMessage() {}
 
 func (x *ActivateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[11]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1036,7 +1107,7 @@ func (x *ActivateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivateRequest.ProtoReflect.Descriptor instead.
 func (*ActivateRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{11}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{12}
 }
 
 type ActivateReply struct {
@@ -1047,7 +1118,7 @@ type ActivateReply struct {
 
 func (x *ActivateReply) Reset() {
 	*x = ActivateReply{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[12]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1059,7 +1130,7 @@ func (x *ActivateReply) String() string {
 func (*ActivateReply) ProtoMessage() {}
 
 func (x *ActivateReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[12]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1072,7 +1143,7 @@ func (x *ActivateReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivateReply.ProtoReflect.Descriptor instead.
 func (*ActivateReply) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{12}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{13}
 }
 
 type HealthRequest struct {
@@ -1083,7 +1154,7 @@ type HealthRequest struct {
 
 func (x *HealthRequest) Reset() {
 	*x = HealthRequest{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[13]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1095,7 +1166,7 @@ func (x *HealthRequest) String() string {
 func (*HealthRequest) ProtoMessage() {}
 
 func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[13]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1108,7 +1179,7 @@ func (x *HealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
 func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{13}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{14}
 }
 
 type HealthReply struct {
@@ -1119,7 +1190,7 @@ type HealthReply struct {
 
 func (x *HealthReply) Reset() {
 	*x = HealthReply{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[14]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1131,7 +1202,7 @@ func (x *HealthReply) String() string {
 func (*HealthReply) ProtoMessage() {}
 
 func (x *HealthReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[14]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1144,7 +1215,7 @@ func (x *HealthReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthReply.ProtoReflect.Descriptor instead.
 func (*HealthReply) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{14}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{15}
 }
 
 type DrainRequest struct {
@@ -1155,7 +1226,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[15]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1167,7 +1238,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[15]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1180,7 +1251,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{15}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{16}
 }
 
 type DrainReply struct {
@@ -1191,7 +1262,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[16]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1203,7 +1274,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[16]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1216,7 +1287,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{16}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{17}
 }
 
 type StopRequest struct {
@@ -1227,7 +1298,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[17]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1310,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[17]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1323,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{17}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{18}
 }
 
 type StopReply struct {
@@ -1263,7 +1334,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[18]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1275,7 +1346,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[18]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1288,7 +1359,7 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{18}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{19}
 }
 
 type HostFrame struct {
@@ -1306,7 +1377,7 @@ type HostFrame struct {
 
 func (x *HostFrame) Reset() {
 	*x = HostFrame{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[19]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1389,7 @@ func (x *HostFrame) String() string {
 func (*HostFrame) ProtoMessage() {}
 
 func (x *HostFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[19]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1402,7 @@ func (x *HostFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFrame.ProtoReflect.Descriptor instead.
 func (*HostFrame) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{19}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *HostFrame) GetId() uint64 {
@@ -1411,7 +1482,7 @@ type PluginFrame struct {
 
 func (x *PluginFrame) Reset() {
 	*x = PluginFrame{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[20]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1423,7 +1494,7 @@ func (x *PluginFrame) String() string {
 func (*PluginFrame) ProtoMessage() {}
 
 func (x *PluginFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[20]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1436,7 +1507,7 @@ func (x *PluginFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginFrame.ProtoReflect.Descriptor instead.
 func (*PluginFrame) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{20}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PluginFrame) GetId() uint64 {
@@ -1500,7 +1571,7 @@ type Dispatch struct {
 
 func (x *Dispatch) Reset() {
 	*x = Dispatch{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[21]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1512,7 +1583,7 @@ func (x *Dispatch) String() string {
 func (*Dispatch) ProtoMessage() {}
 
 func (x *Dispatch) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[21]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1525,7 +1596,7 @@ func (x *Dispatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dispatch.ProtoReflect.Descriptor instead.
 func (*Dispatch) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{21}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Dispatch) GetEvent() string {
@@ -1573,7 +1644,7 @@ type Next struct {
 
 func (x *Next) Reset() {
 	*x = Next{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[22]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1656,7 @@ func (x *Next) String() string {
 func (*Next) ProtoMessage() {}
 
 func (x *Next) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[22]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1669,7 @@ func (x *Next) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Next.ProtoReflect.Descriptor instead.
 func (*Next) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{22}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Next) GetPayload() []byte {
@@ -1618,7 +1689,7 @@ type NextResult struct {
 
 func (x *NextResult) Reset() {
 	*x = NextResult{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[23]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +1701,7 @@ func (x *NextResult) String() string {
 func (*NextResult) ProtoMessage() {}
 
 func (x *NextResult) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[23]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +1714,7 @@ func (x *NextResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NextResult.ProtoReflect.Descriptor instead.
 func (*NextResult) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{23}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *NextResult) GetPayload() []byte {
@@ -1670,7 +1741,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[24]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1682,7 +1753,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[24]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1695,7 +1766,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{24}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Done) GetPayload() []byte {
@@ -1723,7 +1794,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[25]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1735,7 +1806,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[25]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1748,7 +1819,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{25}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Failure) GetCode() int32 {
@@ -1780,7 +1851,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[26]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1792,7 +1863,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[26]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1805,7 +1876,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{26}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{27}
 }
 
 type EmitRequest struct {
@@ -1820,7 +1891,7 @@ type EmitRequest struct {
 
 func (x *EmitRequest) Reset() {
 	*x = EmitRequest{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[27]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1832,7 +1903,7 @@ func (x *EmitRequest) String() string {
 func (*EmitRequest) ProtoMessage() {}
 
 func (x *EmitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[27]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1845,7 +1916,7 @@ func (x *EmitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EmitRequest.ProtoReflect.Descriptor instead.
 func (*EmitRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{27}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EmitRequest) GetEvent() string {
@@ -1887,7 +1958,7 @@ type EmitReply struct {
 
 func (x *EmitReply) Reset() {
 	*x = EmitReply{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[28]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1899,7 +1970,7 @@ func (x *EmitReply) String() string {
 func (*EmitReply) ProtoMessage() {}
 
 func (x *EmitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[28]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1912,7 +1983,7 @@ func (x *EmitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EmitReply.ProtoReflect.Descriptor instead.
 func (*EmitReply) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{28}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EmitReply) GetPayload() []byte {
@@ -1942,7 +2013,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[29]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1954,7 +2025,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[29]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1967,7 +2038,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{29}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Answer) GetId() string {
@@ -2007,7 +2078,7 @@ type RedeemGrantRequest struct {
 
 func (x *RedeemGrantRequest) Reset() {
 	*x = RedeemGrantRequest{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[30]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2019,7 +2090,7 @@ func (x *RedeemGrantRequest) String() string {
 func (*RedeemGrantRequest) ProtoMessage() {}
 
 func (x *RedeemGrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[30]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2032,7 +2103,7 @@ func (x *RedeemGrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedeemGrantRequest.ProtoReflect.Descriptor instead.
 func (*RedeemGrantRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{30}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RedeemGrantRequest) GetGrant() string {
@@ -2053,7 +2124,7 @@ type RedeemGrantReply struct {
 
 func (x *RedeemGrantReply) Reset() {
 	*x = RedeemGrantReply{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[31]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2065,7 +2136,7 @@ func (x *RedeemGrantReply) String() string {
 func (*RedeemGrantReply) ProtoMessage() {}
 
 func (x *RedeemGrantReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[31]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2078,7 +2149,7 @@ func (x *RedeemGrantReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedeemGrantReply.ProtoReflect.Descriptor instead.
 func (*RedeemGrantReply) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{31}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RedeemGrantReply) GetScope() string {
@@ -2116,7 +2187,7 @@ type PluginFault struct {
 
 func (x *PluginFault) Reset() {
 	*x = PluginFault{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[32]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2128,7 +2199,7 @@ func (x *PluginFault) String() string {
 func (*PluginFault) ProtoMessage() {}
 
 func (x *PluginFault) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[32]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2141,7 +2212,7 @@ func (x *PluginFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginFault.ProtoReflect.Descriptor instead.
 func (*PluginFault) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{32}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PluginFault) GetEntry() string {
@@ -2184,7 +2255,7 @@ var File_cordon_kernel_v1_kernel_proto protoreflect.FileDescriptor
 const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	"\n" +
 	"\x1dcordon/kernel/v1/kernel.proto\x12\x10cordon.kernel.v1\"\x11\n" +
-	"\x0fDescribeRequest\"\xd7\x03\n" +
+	"\x0fDescribeRequest\"\x8e\x04\n" +
 	"\bManifest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1d\n" +
@@ -2201,7 +2272,11 @@ const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	" \x03(\v2\x1b.cordon.kernel.v1.EventDeclR\x06events\x12\x18\n" +
 	"\aappends\x18\v \x03(\tR\aappends\x12\x14\n" +
 	"\x05tools\x18\f \x03(\tR\x05tools\x12\x1a\n" +
-	"\bconfines\x18\r \x01(\bR\bconfines\"\\\n" +
+	"\bconfines\x18\r \x01(\bR\bconfines\x125\n" +
+	"\bcontexts\x18\x0e \x03(\v2\x19.cordon.kernel.v1.ContextR\bcontexts\"3\n" +
+	"\aContext\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05order\x18\x02 \x01(\x05R\x05order\"\\\n" +
 	"\x04Need\x12\x1e\n" +
 	"\n" +
 	"capability\x18\x01 \x01(\tR\n" +
@@ -2257,12 +2332,13 @@ const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	"\tstate_dir\x18\x03 \x01(\tR\bstateDir\x12\x16\n" +
 	"\x06hidden\x18\x04 \x03(\tR\x06hidden\x12\x1c\n" +
 	"\tprotected\x18\x05 \x03(\tR\tprotected\x12!\n" +
-	"\fhost_version\x18\x06 \x01(\tR\vhostVersion\"\x86\x02\n" +
+	"\fhost_version\x18\x06 \x01(\tR\vhostVersion\"\xbd\x02\n" +
 	"\n" +
 	"SetupReply\x12=\n" +
 	"\x05facts\x18\x01 \x03(\v2'.cordon.kernel.v1.SetupReply.FactsEntryR\x05facts\x12,\n" +
 	"\x05tools\x18\x02 \x03(\v2\x16.cordon.kernel.v1.ToolR\x05tools\x128\n" +
-	"\tlisteners\x18\x03 \x03(\v2\x1a.cordon.kernel.v1.ListenerR\tlisteners\x1aQ\n" +
+	"\tlisteners\x18\x03 \x03(\v2\x1a.cordon.kernel.v1.ListenerR\tlisteners\x125\n" +
+	"\bcontexts\x18\x04 \x03(\v2\x19.cordon.kernel.v1.ContextR\bcontexts\x1aQ\n" +
 	"\n" +
 	"FactsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12-\n" +
@@ -2382,95 +2458,98 @@ func file_cordon_kernel_v1_kernel_proto_rawDescGZIP() []byte {
 }
 
 var file_cordon_kernel_v1_kernel_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_cordon_kernel_v1_kernel_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_cordon_kernel_v1_kernel_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_cordon_kernel_v1_kernel_proto_goTypes = []any{
 	(Level)(0),                 // 0: cordon.kernel.v1.Level
 	(Listener_Kind)(0),         // 1: cordon.kernel.v1.Listener.Kind
 	(EmitRequest_Mode)(0),      // 2: cordon.kernel.v1.EmitRequest.Mode
 	(*DescribeRequest)(nil),    // 3: cordon.kernel.v1.DescribeRequest
 	(*Manifest)(nil),           // 4: cordon.kernel.v1.Manifest
-	(*Need)(nil),               // 5: cordon.kernel.v1.Need
-	(*Offer)(nil),              // 6: cordon.kernel.v1.Offer
-	(*Listener)(nil),           // 7: cordon.kernel.v1.Listener
-	(*EventDecl)(nil),          // 8: cordon.kernel.v1.EventDecl
-	(*SetupRequest)(nil),       // 9: cordon.kernel.v1.SetupRequest
-	(*Facts)(nil),              // 10: cordon.kernel.v1.Facts
-	(*Deployment)(nil),         // 11: cordon.kernel.v1.Deployment
-	(*SetupReply)(nil),         // 12: cordon.kernel.v1.SetupReply
-	(*Tool)(nil),               // 13: cordon.kernel.v1.Tool
-	(*ActivateRequest)(nil),    // 14: cordon.kernel.v1.ActivateRequest
-	(*ActivateReply)(nil),      // 15: cordon.kernel.v1.ActivateReply
-	(*HealthRequest)(nil),      // 16: cordon.kernel.v1.HealthRequest
-	(*HealthReply)(nil),        // 17: cordon.kernel.v1.HealthReply
-	(*DrainRequest)(nil),       // 18: cordon.kernel.v1.DrainRequest
-	(*DrainReply)(nil),         // 19: cordon.kernel.v1.DrainReply
-	(*StopRequest)(nil),        // 20: cordon.kernel.v1.StopRequest
-	(*StopReply)(nil),          // 21: cordon.kernel.v1.StopReply
-	(*HostFrame)(nil),          // 22: cordon.kernel.v1.HostFrame
-	(*PluginFrame)(nil),        // 23: cordon.kernel.v1.PluginFrame
-	(*Dispatch)(nil),           // 24: cordon.kernel.v1.Dispatch
-	(*Next)(nil),               // 25: cordon.kernel.v1.Next
-	(*NextResult)(nil),         // 26: cordon.kernel.v1.NextResult
-	(*Done)(nil),               // 27: cordon.kernel.v1.Done
-	(*Failure)(nil),            // 28: cordon.kernel.v1.Failure
-	(*Cancel)(nil),             // 29: cordon.kernel.v1.Cancel
-	(*EmitRequest)(nil),        // 30: cordon.kernel.v1.EmitRequest
-	(*EmitReply)(nil),          // 31: cordon.kernel.v1.EmitReply
-	(*Answer)(nil),             // 32: cordon.kernel.v1.Answer
-	(*RedeemGrantRequest)(nil), // 33: cordon.kernel.v1.RedeemGrantRequest
-	(*RedeemGrantReply)(nil),   // 34: cordon.kernel.v1.RedeemGrantReply
-	(*PluginFault)(nil),        // 35: cordon.kernel.v1.PluginFault
-	nil,                        // 36: cordon.kernel.v1.SetupRequest.FactsEntry
-	nil,                        // 37: cordon.kernel.v1.SetupReply.FactsEntry
-	nil,                        // 38: cordon.kernel.v1.Dispatch.MetadataEntry
+	(*Context)(nil),            // 5: cordon.kernel.v1.Context
+	(*Need)(nil),               // 6: cordon.kernel.v1.Need
+	(*Offer)(nil),              // 7: cordon.kernel.v1.Offer
+	(*Listener)(nil),           // 8: cordon.kernel.v1.Listener
+	(*EventDecl)(nil),          // 9: cordon.kernel.v1.EventDecl
+	(*SetupRequest)(nil),       // 10: cordon.kernel.v1.SetupRequest
+	(*Facts)(nil),              // 11: cordon.kernel.v1.Facts
+	(*Deployment)(nil),         // 12: cordon.kernel.v1.Deployment
+	(*SetupReply)(nil),         // 13: cordon.kernel.v1.SetupReply
+	(*Tool)(nil),               // 14: cordon.kernel.v1.Tool
+	(*ActivateRequest)(nil),    // 15: cordon.kernel.v1.ActivateRequest
+	(*ActivateReply)(nil),      // 16: cordon.kernel.v1.ActivateReply
+	(*HealthRequest)(nil),      // 17: cordon.kernel.v1.HealthRequest
+	(*HealthReply)(nil),        // 18: cordon.kernel.v1.HealthReply
+	(*DrainRequest)(nil),       // 19: cordon.kernel.v1.DrainRequest
+	(*DrainReply)(nil),         // 20: cordon.kernel.v1.DrainReply
+	(*StopRequest)(nil),        // 21: cordon.kernel.v1.StopRequest
+	(*StopReply)(nil),          // 22: cordon.kernel.v1.StopReply
+	(*HostFrame)(nil),          // 23: cordon.kernel.v1.HostFrame
+	(*PluginFrame)(nil),        // 24: cordon.kernel.v1.PluginFrame
+	(*Dispatch)(nil),           // 25: cordon.kernel.v1.Dispatch
+	(*Next)(nil),               // 26: cordon.kernel.v1.Next
+	(*NextResult)(nil),         // 27: cordon.kernel.v1.NextResult
+	(*Done)(nil),               // 28: cordon.kernel.v1.Done
+	(*Failure)(nil),            // 29: cordon.kernel.v1.Failure
+	(*Cancel)(nil),             // 30: cordon.kernel.v1.Cancel
+	(*EmitRequest)(nil),        // 31: cordon.kernel.v1.EmitRequest
+	(*EmitReply)(nil),          // 32: cordon.kernel.v1.EmitReply
+	(*Answer)(nil),             // 33: cordon.kernel.v1.Answer
+	(*RedeemGrantRequest)(nil), // 34: cordon.kernel.v1.RedeemGrantRequest
+	(*RedeemGrantReply)(nil),   // 35: cordon.kernel.v1.RedeemGrantReply
+	(*PluginFault)(nil),        // 36: cordon.kernel.v1.PluginFault
+	nil,                        // 37: cordon.kernel.v1.SetupRequest.FactsEntry
+	nil,                        // 38: cordon.kernel.v1.SetupReply.FactsEntry
+	nil,                        // 39: cordon.kernel.v1.Dispatch.MetadataEntry
 }
 var file_cordon_kernel_v1_kernel_proto_depIdxs = []int32{
-	5,  // 0: cordon.kernel.v1.Manifest.needs:type_name -> cordon.kernel.v1.Need
-	6,  // 1: cordon.kernel.v1.Manifest.offers:type_name -> cordon.kernel.v1.Offer
-	7,  // 2: cordon.kernel.v1.Manifest.listeners:type_name -> cordon.kernel.v1.Listener
-	8,  // 3: cordon.kernel.v1.Manifest.events:type_name -> cordon.kernel.v1.EventDecl
-	1,  // 4: cordon.kernel.v1.Listener.kind:type_name -> cordon.kernel.v1.Listener.Kind
-	36, // 5: cordon.kernel.v1.SetupRequest.facts:type_name -> cordon.kernel.v1.SetupRequest.FactsEntry
-	11, // 6: cordon.kernel.v1.SetupRequest.deployment:type_name -> cordon.kernel.v1.Deployment
-	37, // 7: cordon.kernel.v1.SetupReply.facts:type_name -> cordon.kernel.v1.SetupReply.FactsEntry
-	13, // 8: cordon.kernel.v1.SetupReply.tools:type_name -> cordon.kernel.v1.Tool
-	7,  // 9: cordon.kernel.v1.SetupReply.listeners:type_name -> cordon.kernel.v1.Listener
-	24, // 10: cordon.kernel.v1.HostFrame.dispatch:type_name -> cordon.kernel.v1.Dispatch
-	26, // 11: cordon.kernel.v1.HostFrame.next_result:type_name -> cordon.kernel.v1.NextResult
-	29, // 12: cordon.kernel.v1.HostFrame.cancel:type_name -> cordon.kernel.v1.Cancel
-	25, // 13: cordon.kernel.v1.PluginFrame.next:type_name -> cordon.kernel.v1.Next
-	27, // 14: cordon.kernel.v1.PluginFrame.done:type_name -> cordon.kernel.v1.Done
-	38, // 15: cordon.kernel.v1.Dispatch.metadata:type_name -> cordon.kernel.v1.Dispatch.MetadataEntry
-	28, // 16: cordon.kernel.v1.NextResult.failure:type_name -> cordon.kernel.v1.Failure
-	28, // 17: cordon.kernel.v1.Done.failure:type_name -> cordon.kernel.v1.Failure
-	2,  // 18: cordon.kernel.v1.EmitRequest.mode:type_name -> cordon.kernel.v1.EmitRequest.Mode
-	32, // 19: cordon.kernel.v1.EmitReply.answer:type_name -> cordon.kernel.v1.Answer
-	0,  // 20: cordon.kernel.v1.Answer.level:type_name -> cordon.kernel.v1.Level
-	10, // 21: cordon.kernel.v1.SetupRequest.FactsEntry.value:type_name -> cordon.kernel.v1.Facts
-	10, // 22: cordon.kernel.v1.SetupReply.FactsEntry.value:type_name -> cordon.kernel.v1.Facts
-	3,  // 23: cordon.kernel.v1.Plugin.Describe:input_type -> cordon.kernel.v1.DescribeRequest
-	9,  // 24: cordon.kernel.v1.Plugin.Setup:input_type -> cordon.kernel.v1.SetupRequest
-	14, // 25: cordon.kernel.v1.Plugin.Activate:input_type -> cordon.kernel.v1.ActivateRequest
-	16, // 26: cordon.kernel.v1.Plugin.Health:input_type -> cordon.kernel.v1.HealthRequest
-	18, // 27: cordon.kernel.v1.Plugin.Drain:input_type -> cordon.kernel.v1.DrainRequest
-	20, // 28: cordon.kernel.v1.Plugin.Stop:input_type -> cordon.kernel.v1.StopRequest
-	22, // 29: cordon.kernel.v1.Plugin.Bus:input_type -> cordon.kernel.v1.HostFrame
-	30, // 30: cordon.kernel.v1.Host.Emit:input_type -> cordon.kernel.v1.EmitRequest
-	33, // 31: cordon.kernel.v1.Host.RedeemGrant:input_type -> cordon.kernel.v1.RedeemGrantRequest
-	4,  // 32: cordon.kernel.v1.Plugin.Describe:output_type -> cordon.kernel.v1.Manifest
-	12, // 33: cordon.kernel.v1.Plugin.Setup:output_type -> cordon.kernel.v1.SetupReply
-	15, // 34: cordon.kernel.v1.Plugin.Activate:output_type -> cordon.kernel.v1.ActivateReply
-	17, // 35: cordon.kernel.v1.Plugin.Health:output_type -> cordon.kernel.v1.HealthReply
-	19, // 36: cordon.kernel.v1.Plugin.Drain:output_type -> cordon.kernel.v1.DrainReply
-	21, // 37: cordon.kernel.v1.Plugin.Stop:output_type -> cordon.kernel.v1.StopReply
-	23, // 38: cordon.kernel.v1.Plugin.Bus:output_type -> cordon.kernel.v1.PluginFrame
-	31, // 39: cordon.kernel.v1.Host.Emit:output_type -> cordon.kernel.v1.EmitReply
-	34, // 40: cordon.kernel.v1.Host.RedeemGrant:output_type -> cordon.kernel.v1.RedeemGrantReply
-	32, // [32:41] is the sub-list for method output_type
-	23, // [23:32] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	6,  // 0: cordon.kernel.v1.Manifest.needs:type_name -> cordon.kernel.v1.Need
+	7,  // 1: cordon.kernel.v1.Manifest.offers:type_name -> cordon.kernel.v1.Offer
+	8,  // 2: cordon.kernel.v1.Manifest.listeners:type_name -> cordon.kernel.v1.Listener
+	9,  // 3: cordon.kernel.v1.Manifest.events:type_name -> cordon.kernel.v1.EventDecl
+	5,  // 4: cordon.kernel.v1.Manifest.contexts:type_name -> cordon.kernel.v1.Context
+	1,  // 5: cordon.kernel.v1.Listener.kind:type_name -> cordon.kernel.v1.Listener.Kind
+	37, // 6: cordon.kernel.v1.SetupRequest.facts:type_name -> cordon.kernel.v1.SetupRequest.FactsEntry
+	12, // 7: cordon.kernel.v1.SetupRequest.deployment:type_name -> cordon.kernel.v1.Deployment
+	38, // 8: cordon.kernel.v1.SetupReply.facts:type_name -> cordon.kernel.v1.SetupReply.FactsEntry
+	14, // 9: cordon.kernel.v1.SetupReply.tools:type_name -> cordon.kernel.v1.Tool
+	8,  // 10: cordon.kernel.v1.SetupReply.listeners:type_name -> cordon.kernel.v1.Listener
+	5,  // 11: cordon.kernel.v1.SetupReply.contexts:type_name -> cordon.kernel.v1.Context
+	25, // 12: cordon.kernel.v1.HostFrame.dispatch:type_name -> cordon.kernel.v1.Dispatch
+	27, // 13: cordon.kernel.v1.HostFrame.next_result:type_name -> cordon.kernel.v1.NextResult
+	30, // 14: cordon.kernel.v1.HostFrame.cancel:type_name -> cordon.kernel.v1.Cancel
+	26, // 15: cordon.kernel.v1.PluginFrame.next:type_name -> cordon.kernel.v1.Next
+	28, // 16: cordon.kernel.v1.PluginFrame.done:type_name -> cordon.kernel.v1.Done
+	39, // 17: cordon.kernel.v1.Dispatch.metadata:type_name -> cordon.kernel.v1.Dispatch.MetadataEntry
+	29, // 18: cordon.kernel.v1.NextResult.failure:type_name -> cordon.kernel.v1.Failure
+	29, // 19: cordon.kernel.v1.Done.failure:type_name -> cordon.kernel.v1.Failure
+	2,  // 20: cordon.kernel.v1.EmitRequest.mode:type_name -> cordon.kernel.v1.EmitRequest.Mode
+	33, // 21: cordon.kernel.v1.EmitReply.answer:type_name -> cordon.kernel.v1.Answer
+	0,  // 22: cordon.kernel.v1.Answer.level:type_name -> cordon.kernel.v1.Level
+	11, // 23: cordon.kernel.v1.SetupRequest.FactsEntry.value:type_name -> cordon.kernel.v1.Facts
+	11, // 24: cordon.kernel.v1.SetupReply.FactsEntry.value:type_name -> cordon.kernel.v1.Facts
+	3,  // 25: cordon.kernel.v1.Plugin.Describe:input_type -> cordon.kernel.v1.DescribeRequest
+	10, // 26: cordon.kernel.v1.Plugin.Setup:input_type -> cordon.kernel.v1.SetupRequest
+	15, // 27: cordon.kernel.v1.Plugin.Activate:input_type -> cordon.kernel.v1.ActivateRequest
+	17, // 28: cordon.kernel.v1.Plugin.Health:input_type -> cordon.kernel.v1.HealthRequest
+	19, // 29: cordon.kernel.v1.Plugin.Drain:input_type -> cordon.kernel.v1.DrainRequest
+	21, // 30: cordon.kernel.v1.Plugin.Stop:input_type -> cordon.kernel.v1.StopRequest
+	23, // 31: cordon.kernel.v1.Plugin.Bus:input_type -> cordon.kernel.v1.HostFrame
+	31, // 32: cordon.kernel.v1.Host.Emit:input_type -> cordon.kernel.v1.EmitRequest
+	34, // 33: cordon.kernel.v1.Host.RedeemGrant:input_type -> cordon.kernel.v1.RedeemGrantRequest
+	4,  // 34: cordon.kernel.v1.Plugin.Describe:output_type -> cordon.kernel.v1.Manifest
+	13, // 35: cordon.kernel.v1.Plugin.Setup:output_type -> cordon.kernel.v1.SetupReply
+	16, // 36: cordon.kernel.v1.Plugin.Activate:output_type -> cordon.kernel.v1.ActivateReply
+	18, // 37: cordon.kernel.v1.Plugin.Health:output_type -> cordon.kernel.v1.HealthReply
+	20, // 38: cordon.kernel.v1.Plugin.Drain:output_type -> cordon.kernel.v1.DrainReply
+	22, // 39: cordon.kernel.v1.Plugin.Stop:output_type -> cordon.kernel.v1.StopReply
+	24, // 40: cordon.kernel.v1.Plugin.Bus:output_type -> cordon.kernel.v1.PluginFrame
+	32, // 41: cordon.kernel.v1.Host.Emit:output_type -> cordon.kernel.v1.EmitReply
+	35, // 42: cordon.kernel.v1.Host.RedeemGrant:output_type -> cordon.kernel.v1.RedeemGrantReply
+	34, // [34:43] is the sub-list for method output_type
+	25, // [25:34] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_cordon_kernel_v1_kernel_proto_init() }
@@ -2478,12 +2557,12 @@ func file_cordon_kernel_v1_kernel_proto_init() {
 	if File_cordon_kernel_v1_kernel_proto != nil {
 		return
 	}
-	file_cordon_kernel_v1_kernel_proto_msgTypes[19].OneofWrappers = []any{
+	file_cordon_kernel_v1_kernel_proto_msgTypes[20].OneofWrappers = []any{
 		(*HostFrame_Dispatch)(nil),
 		(*HostFrame_NextResult)(nil),
 		(*HostFrame_Cancel)(nil),
 	}
-	file_cordon_kernel_v1_kernel_proto_msgTypes[20].OneofWrappers = []any{
+	file_cordon_kernel_v1_kernel_proto_msgTypes[21].OneofWrappers = []any{
 		(*PluginFrame_Next)(nil),
 		(*PluginFrame_Done)(nil),
 	}
@@ -2493,7 +2572,7 @@ func file_cordon_kernel_v1_kernel_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cordon_kernel_v1_kernel_proto_rawDesc), len(file_cordon_kernel_v1_kernel_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   36,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

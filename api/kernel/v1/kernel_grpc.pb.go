@@ -5,7 +5,8 @@
 // them, because the host drops every incoming `cordon-` key but `cordon-leg` and `cordon-channel`:
 //
 //   cordon-leg        the token of this leg of the call tree; an SDK sends it back on every call made while serving it
-//   cordon-caller     the entry that called
+//   cordon-caller     the entry that called, or host
+//   cordon-provides   the capabilities that entry provides, separated by commas
 //   cordon-session    the session of the call, if it has one
 //   cordon-agent      the agent of the call, if it has one
 //   cordon-turn       the open turn of that session
