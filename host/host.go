@@ -302,8 +302,12 @@ func (h *Host) deployment(id string) (*kernelv1.Deployment, error) {
 	if err != nil {
 		return nil, err
 	}
+	temp := filepath.Join(h.layout.StateDir, "tmp")
+	if err := os.MkdirAll(temp, 0o700); err != nil {
+		return nil, fmt.Errorf("directory of temp directories: %w", err)
+	}
 	return &kernelv1.Deployment{
-		Id: h.layout.ID, Root: h.plan.Dir, StateDir: state, Hidden: h.layout.Hidden(), Protected: slices.Clone(h.protected),
+		Id: h.layout.ID, TempDir: temp, Root: h.plan.Dir, StateDir: state, Hidden: h.layout.Hidden(), Protected: slices.Clone(h.protected),
 		HostVersion: h.options.Version,
 	}, nil
 }
