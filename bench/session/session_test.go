@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -352,5 +353,67 @@ func BenchmarkFold(b *testing.B) {
 			}
 		}
 		perEvent(b)
+	})
+}
+
+// BenchmarkMany lists 10,000 sessions, and holds 1,000 of them, with 20 events each, in memory.
+func BenchmarkMany(b *testing.B) {
+	const sessions, live, events = 10_000, 1_000, 20
+	store, err := sqlite.Open(b.Context(), filepath.Join(b.TempDir(), "s.db"), sqlite.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { store.Close() })
+	var wg sync.WaitGroup
+	const makers = 50
+	for m := range makers {
+		wg.Go(func() {
+			for i := m; i < sessions; i += makers {
+				h := header
+				h.ID = fmt.Sprintf("many-%05d", i)
+				if err := store.Create(b.Context(), h); err != nil {
+					b.Error(err)
+					return
+				}
+				if err := store.Append(b.Context(), h.ID, 0, long(b, h, events)); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.Run("list", func(b *testing.B) {
+		for b.Loop() {
+			if all, err := store.List(b.Context()); err != nil || len(all) != sessions {
+				b.Fatal(len(all), err)
+			}
+		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/sessions, "ns/session")
+	})
+	b.Run("live", func(b *testing.B) {
+		var before, after runtime.MemStats
+		for b.Loop() {
+			l, err := session.Open(b.Context(), keep{store}, session.Options{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			for i := range live {
+				if _, err := l.Get(b.Context(), fmt.Sprintf("many-%05d", i)); err != nil {
+					b.Fatal(err)
+				}
+			}
+			runtime.GC()
+			runtime.ReadMemStats(&after)
+			if len(l.Live()) != live {
+				b.Fatal(len(l.Live()))
+			}
+			if err := l.Close(); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/live, "B/session")
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/live/1e3, "µs/load")
 	})
 }

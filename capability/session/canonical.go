@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -39,8 +41,9 @@ func (e *SizeError) Error() string {
 // Canonical checks that data is one JSON object which every reader understands alike, and returns the bytes that are stored
 // and hashed: the same tokens without white space between them, with <, >, &, U+2028 and U+2029 inside strings escaped.
 //
-// Refused are, beyond what JSON itself forbids: a key twice in one object and a lone surrogate or invalid UTF-8 (two readers
-// would see two different events), a number that overflows a float64, and negative zero. Numbers keep their digits.
+// Refused are, beyond what JSON itself forbids: a key twice in one object (in the outermost one also when only the case differs)
+// and a lone surrogate or invalid UTF-8, since two readers would see two different events; a number that overflows a float64;
+// negative zero. Numbers keep their digits.
 //
 // The escapes make the result a fixed point of encoding/json, which escapes these characters whenever it copies a RawMessage:
 // an event can be marshalled as part of anything and still verifies.
@@ -135,9 +138,13 @@ func (c *canon) object(depth int) error {
 		if err != nil {
 			return c.fail(err.Error())
 		}
+		// Some readers, encoding/json among them, take the members they know whatever their case.
+		if depth == 0 {
+			key = fold(key)
+		}
 		if !seen.add(key) {
 			c.pos = at
-			return c.fail(fmt.Sprintf("key %q twice in one object", key))
+			return c.fail(fmt.Sprintf("key %s twice in one object", c.out[from:]))
 		}
 		if c.next() != ':' {
 			return c.fail("a colon was expected")
@@ -352,6 +359,19 @@ func (k *keys) add(key string) bool {
 		}
 	}
 	return true
+}
+
+// fold is the same for keys that differ in case only.
+func fold(key string) string {
+	return strings.Map(func(r rune) rune {
+		for {
+			next := unicode.SimpleFold(r)
+			if next <= r {
+				return next // the smallest of those that fold together
+			}
+			r = next
+		}
+	}, key)
 }
 
 // unquote is the text of a JSON string that was already found to be well formed.

@@ -18,7 +18,7 @@ func TestCanonical(t *testing.T) {
 		{"{\"a\":\"\u2028\u2029 \U0001F600 ü\x7f\"}", `{"a":"\u2028\u2029 😀 ü` + "\x7f" + `"}`},
 		{`{"a":"\ud83d\ude00"}`, `{"a":"\ud83d\ude00"}`},
 		{`{"a":[0,-1,1.50,1E5,1e-400,12345678901234567890123]}`, `{"a":[0,-1,1.50,1E5,1e-400,12345678901234567890123]}`},
-		{`{"a":true,"A":false}`, `{"a":true,"A":false}`},
+		{`{"x":{"path":1,"PATH":2}}`, `{"x":{"path":1,"PATH":2}}`},
 	} {
 		got, err := Canonical([]byte(c.in))
 		if err != nil || string(got) != c.want {
@@ -57,7 +57,10 @@ func TestCanonicalRefuses(t *testing.T) {
 		{`{"a":-1e-400}`, 5, "negative zero"},
 		{`{"a":1e309}`, 5, "too large for a float64"},
 		{`{"a":1,"b":2,"a":3}`, 13, `key "a" twice`},
-		{`{"a":1,"\u0061":3}`, 7, `key "a" twice`},
+		{`{"a":1,"\u0061":3}`, 7, `key "\u0061" twice`},
+		{`{"a":1,"A":3}`, 7, `key "A" twice`},
+		{"{\"callId\":1,\"call\u0131d\":2,\"CALLID\":3}", 24, `key "CALLID" twice`},
+		{"{\"k\":1,\"\u212a\":3}", 7, "twice in one object"},
 		{`{"x":{"a":1,"a":1}}`, 12, `key "a" twice`},
 		{`{"a":"\ud800"}`, 6, "a lone surrogate"},
 		{`{"a":"\ud800\u0041"}`, 6, "a lone surrogate"},

@@ -276,7 +276,11 @@ func (e *Event) UnmarshalJSON(line []byte) error {
 	case len(w.Data) > MaxData:
 		return &SizeError{Type: w.Type, Size: len(w.Data), Max: MaxData}
 	}
-	*e = Event{Seq: *w.Seq, Time: time.UnixMilli(*w.Time).UTC(), Type: w.Type, Turn: w.Turn, Data: w.Data, Prev: w.Prev, Hash: w.Hash}
+	data, err := Canonical(w.Data)
+	if err != nil {
+		return fmt.Errorf("event %d: %w", *w.Seq, err)
+	}
+	*e = Event{Seq: *w.Seq, Time: time.UnixMilli(*w.Time).UTC(), Type: w.Type, Turn: w.Turn, Data: data, Prev: w.Prev, Hash: w.Hash}
 	return nil
 }
 

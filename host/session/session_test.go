@@ -845,3 +845,83 @@ func TestManySessionsAndWriters(t *testing.T) {
 		t.Errorf("%d events were observed", n)
 	}
 }
+
+// TestNobodyWaitsForUserCode has a veto and an observer that do not return until somebody else has appended.
+func TestNobodyWaitsForUserCode(t *testing.T) {
+	l := newLog(t, memory.New())
+	s := newSession(t, l)
+	vetoing, observing, release := make(chan struct{}, 2), make(chan struct{}), make(chan struct{})
+	l.Veto(func(_ context.Context, _ *session.Session, d session.Candidate) error {
+		if d.Type == "test/slow-veto" {
+			vetoing <- struct{}{}
+			<-release
+		}
+		return nil
+	})
+	l.Observe(func(_ context.Context, _ *session.Session, e session.Event) {
+		if e.Type == "test/slow-observer" {
+			close(observing)
+			<-release
+		}
+	})
+	var wg sync.WaitGroup
+	wg.Go(func() { mustAppend(t, s, session.Draft{Type: "test/slow-veto"}) })
+	<-vetoing
+	wg.Go(func() { mustAppend(t, s, session.Draft{Type: "test/slow-observer"}) })
+	<-observing
+	for n := range 3 {
+		mustAppend(t, s, note(n))
+	}
+	if got := types(s.Events(0)); !slices.Equal(got, []string{"test/slow-observer", "test/note", "test/note", "test/note"}) {
+		t.Errorf("the log is %v", got)
+	}
+	close(release)
+	wg.Wait()
+	if e, ok := s.Last("test/slow-veto"); !ok || e.Seq != 4 {
+		t.Errorf("the vetted event is %+v, %v", e, ok)
+	}
+	if len(vetoing) != 1 {
+		t.Error("the veto was not asked again, although the log had grown")
+	}
+	verify(t, s)
+}
+
+// TestWaitingEndsWithTheContext gives up while another append is being committed.
+func TestWaitingEndsWithTheContext(t *testing.T) {
+	store := &slow{Store: memory.New(), entered: make(chan struct{}), release: make(chan struct{})}
+	l := newLog(t, store)
+	s := newSession(t, l)
+	var wg sync.WaitGroup
+	wg.Go(func() { mustAppend(t, s, note(0)) })
+	<-store.entered
+	ctx, cancel := context.WithCancel(t.Context())
+	gaveUp := make(chan error)
+	go func() {
+		_, err := s.Append(ctx, note(1))
+		gaveUp <- err
+	}()
+	cancel()
+	if err := <-gaveUp; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if s.Len() != 0 {
+		t.Error("an event is visible before it is committed")
+	}
+	close(store.release)
+	wg.Wait()
+	if s.Len() != 1 {
+		t.Errorf("%d events", s.Len())
+	}
+}
+
+// slow is a store whose first append waits.
+type slow struct {
+	session.Store
+	once             sync.Once
+	entered, release chan struct{}
+}
+
+func (s *slow) Append(ctx context.Context, id string, at int64, events []session.Event) error {
+	s.once.Do(func() { close(s.entered); <-s.release })
+	return s.Store.Append(ctx, id, at, events)
+}
