@@ -55,9 +55,23 @@ func Main[C any](p Plugin[C]) {
 	goplugin.Serve(&goplugin.ServeConfig{
 		HandshakeConfig: Handshake,
 		Plugins:         goplugin.PluginSet{"cordon": Glue{}},
-		GRPCServer:      func(opts []grpc.ServerOption) *grpc.Server { return s.GRPC(opts...) },
-		Logger:          hclog.NewNullLogger(),
+		GRPCServer: func(opts []grpc.ServerOption) *grpc.Server {
+			forgetHandshake()
+			return s.GRPC(opts...)
+		},
+		Logger: hclog.NewNullLogger(),
 	})
+}
+
+// forgetHandshake drops what go-plugin passed in the environment, once it has been read: the client certificate and the socket
+// directory are nothing that a command run by this process should find in its own.
+func forgetHandshake() {
+	for _, name := range []string{
+		Handshake.MagicCookieKey, "PLUGIN_PROTOCOL_VERSIONS", "PLUGIN_CLIENT_CERT", "PLUGIN_MIN_PORT", "PLUGIN_MAX_PORT",
+		goplugin.EnvUnixSocketDir, goplugin.EnvUnixSocketGroup,
+	} {
+		_ = os.Unsetenv(name) // fails for a malformed name only
+	}
 }
 
 // Glue makes a Cordon plugin out of a go-plugin one: the client side is the bare connection, the server side is registered
