@@ -77,7 +77,7 @@ func (c *Cache) built(in *Inputs) *Binary {
 		return nil
 	}
 	b := &Binary{filepath.Join(dir, programName), string(sum)}
-	if info, err := os.Lstat(b.Path); err != nil || !info.Mode().IsRegular() {
+	if inUse.hold(b.Path) != nil {
 		return nil
 	}
 	return b
@@ -287,5 +287,9 @@ func (c *Cache) install(work, program string, in *Inputs) (*Binary, error) {
 	if err := os.Rename(stage, dir); err != nil {
 		return nil, err
 	}
-	return &Binary{filepath.Join(dir, programName), sum}, nil
+	b := &Binary{filepath.Join(dir, programName), sum}
+	if err := inUse.hold(b.Path); err != nil {
+		return nil, err
+	}
+	return b, c.prune(binDir)
 }

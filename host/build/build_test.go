@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -114,7 +115,10 @@ func TestDigestChangesWithEveryInput(t *testing.T) {
 		{"embedded file", func() { write(t, filepath.Join(dir, "q/data/a.txt"), "hullo") }},
 		{"go.mod", func() { write(t, filepath.Join(dir, "go.mod"), module["go.mod"]+"\n// changed\n") }},
 		{"new source", func() { write(t, filepath.Join(dir, "p/more.go"), "package main\n") }},
-		{"removed source", func() { os.Remove(filepath.Join(dir, "p/more.go")); write(t, filepath.Join(dir, "p/other.go"), "package main\n") }},
+		{"removed source", func() {
+			os.Remove(filepath.Join(dir, "p/more.go"))
+			write(t, filepath.Join(dir, "p/other.go"), "package main\n")
+		}},
 		{"embedded file renamed", func() {
 			os.Rename(filepath.Join(dir, "q/data/a.txt"), filepath.Join(dir, "q/data/b.txt"))
 		}},
@@ -549,5 +553,80 @@ func TestOutputIsPrintable(t *testing.T) {
 	err := failed(&Inputs{Dir: "d"}, &goError{"build", errors.New("exit status 1"), "a\x1b[31mb\n" + strings.Repeat("line\n", 100)}, nil)
 	if bytes.ContainsRune([]byte(err.Error()), 0x1b) || strings.Count(err.Error(), "\n") > maxOutput+3 {
 		t.Errorf("got %q", err)
+	}
+}
+
+// TestPrune: what was used longest ago goes, but nothing that any process may still run.
+func TestPrune(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "cache")
+	open := func() *Cache {
+		c, err := Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	tool := filepath.Join(t.TempDir(), "tool")
+	stage := func(c *Cache, n int) *Binary {
+		write(t, tool, fmt.Sprintf("#!/bin/sh\necho %d\n", n))
+		if err := os.Chmod(tool, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		b, err := c.Stage(tool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	// What the test process holds stands for several processes, of which all but one have ended.
+	release := func(b *Binary) {
+		inUse.mu.Lock()
+		defer inUse.mu.Unlock()
+		inUse.files[b.Path].Close()
+		delete(inUse.files, b.Path)
+	}
+	held := stage(open(), 0)
+	half := filepath.Join(dir, tmpDir, "build-1", "src")
+	write(t, filepath.Join(half, "x"), "x")
+	fresh := filepath.Join(dir, tmpDir, "build-2")
+	write(t, filepath.Join(fresh, "x"), "x")
+	old := time.Now().Add(-2 * abandoned)
+	if err := os.Chtimes(filepath.Dir(half), old, old); err != nil {
+		t.Fatal(err)
+	}
+	past := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(held.Path, past, past); err != nil {
+		t.Fatal(err)
+	}
+	var first *Binary
+	for n := 1; n <= kept+10; n++ {
+		b := stage(open(), n)
+		release(b)
+		if n == 1 {
+			first = b
+			if err := os.Chtimes(b.Path, past, past); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	entries, err := os.ReadDir(filepath.Join(dir, execDir))
+	if err != nil || len(entries) != kept+1 {
+		t.Errorf("%d programs are kept, %v; want %d and the one in use", len(entries), err, kept)
+	}
+	if got := output(t, held); got != "0\n" {
+		t.Errorf("the program in use prints %q", got)
+	}
+	if _, err := os.Stat(first.Path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("control: the oldest program is still there: %v", err)
+	}
+	if _, err := os.Stat(half); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what a killed build left is still there: %v", err)
+	}
+	if _, err := os.Stat(fresh); err != nil {
+		t.Errorf("control: a build that may still run lost its files: %v", err)
+	}
+	// Staged again, it is made again.
+	if got := output(t, stage(open(), 1)); got != "1\n" {
+		t.Errorf("staged again it prints %q", got)
 	}
 }

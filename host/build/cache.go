@@ -153,11 +153,17 @@ func (c *Cache) keep(in io.Reader) (*Binary, error) {
 		return nil, err
 	}
 	b := &Binary{filepath.Join(c.dir, execDir, sum), sum}
+	if inUse.hold(b.Path) == nil { // the same bytes are there already
+		return b, os.Remove(tmp)
+	}
 	if err := os.Rename(tmp, b.Path); err != nil {
 		os.Remove(tmp)
 		return nil, err
 	}
-	return b, nil
+	if err := inUse.hold(b.Path); err != nil {
+		return nil, err
+	}
+	return b, c.prune(execDir)
 }
 
 func (c *Cache) copy(in io.Reader) (path, sum string, err error) {
