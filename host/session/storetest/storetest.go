@@ -46,7 +46,7 @@ func Run(t *testing.T, mk Maker) {
 
 // Header is a valid header.
 func Header(id string) session.Header {
-	return session.Header{Version: rules.FormatVersion, ID: id, CreatedAt: time.UnixMilli(1700000000123).UTC(), Cwd: "/work/space", Parent: ""}
+	return session.Header{Version: rules.FormatVersion, ID: id, CreatedAt: time.UnixMilli(1700000000123).UTC(), Cwd: "/home/ann/space", Parent: ""}
 }
 
 // Events makes n chained events that continue events (or the empty log).
