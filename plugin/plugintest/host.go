@@ -69,6 +69,9 @@ func (h *host) begin(call plugin.Call) map[string]string {
 		"cordon-leg": leg, "cordon-caller": call.Caller, "cordon-call": call.ID,
 		"cordon-authority": call.Authority.String(),
 	}
+	if len(call.Provides) > 0 {
+		md["cordon-provides"] = strings.Join(call.Provides, ",")
+	}
 	if call.Session != "" {
 		md["cordon-session"] = call.Session
 	}
@@ -102,7 +105,10 @@ func (h *host) admit(ctx context.Context, method string) (context.Context, error
 	if !ok {
 		return nil, fault.New(codes.PermissionDenied, "FOREIGN_CALL", "%s is not serving the call it speaks for", h.manifest.GetName())
 	}
-	call.Caller = h.manifest.GetName()
+	call.Caller, call.Provides = h.manifest.GetName(), nil
+	for _, o := range h.manifest.GetOffers() {
+		call.Provides = append(call.Provides, o.GetCapability())
+	}
 	return plugin.WithCall(ctx, call), nil
 }
 

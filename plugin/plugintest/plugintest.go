@@ -33,6 +33,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
+	promptv1 "github.com/cordon-host/cordon/api/prompt/v1"
 	toolsv1 "github.com/cordon-host/cordon/api/tools/v1"
 	"github.com/cordon-host/cordon/capability/event"
 	"github.com/cordon-host/cordon/capability/fault"
@@ -294,6 +295,12 @@ func (i *Plugin) CallTool(ctx context.Context, name string, args any) (*toolsv1.
 		return toolsv1.NewToolsClient(i.conn).Call(ctx, &toolsv1.CallRequest{Name: name, Arguments: s.config})
 	}
 	return nil, fmt.Errorf("tool %s is not registered", name)
+}
+
+// Context is the text of a registered contribution to a model's context.
+func (i *Plugin) Context(ctx context.Context, name string) (string, error) {
+	r, err := promptv1.NewPromptClient(i.conn).Text(ctx, &promptv1.TextRequest{Name: name})
+	return r.GetText(), err
 }
 
 // Dispatch sends one event to the plugin's listener for ev and returns its answer. Next is the rest of the chain.
