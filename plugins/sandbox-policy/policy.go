@@ -39,11 +39,12 @@ type Facts struct {
 // Plugin is the plugin.
 var Plugin = plugin.Plugin[Config]{
 	Name: "sandbox-policy", Version: "0.1.0",
-	Needs:   []plugin.Need{{Capability: "session", Desc: &sessionv1.Session_ServiceDesc}},
-	Offers:  []plugin.Offer{{Capability: "policy", Desc: &policyv1.Policy_ServiceDesc}},
-	Appends: []string{sandbox.EventMode},
-	Default: func() Config { return Config{Mode: string(sandbox.ReadOnly)} },
-	Apply:   apply,
+	Needs:    []plugin.Need{{Capability: "session", Desc: &sessionv1.Session_ServiceDesc}},
+	Offers:   []plugin.Offer{{Capability: "policy", Desc: &policyv1.Policy_ServiceDesc}},
+	Appends:  []string{sandbox.EventMode},
+	Contexts: []plugin.Contribution{{Name: sandbox.PolicySection, Order: sandbox.PolicyOrder}},
+	Default:  func() Config { return Config{Mode: string(sandbox.ReadOnly)} },
+	Apply:    apply,
 }
 
 func apply(ctx *plugin.Context, cfg Config) error {
@@ -56,9 +57,11 @@ func apply(ctx *plugin.Context, cfg Config) error {
 		return fmt.Errorf("sandbox-policy: workspaceRoot: %w", err)
 	}
 	conn, _ := ctx.Conn("session")
-	return ctx.Provide("policy", &policyServer{
-		session: sessionv1.NewSessionClient(conn), mode: mode, root: root,
-	}, Facts{DefaultMode: mode, WorkspaceRoot: root})
+	p := &policyServer{session: sessionv1.NewSessionClient(conn), mode: mode, root: root}
+	if err := ctx.Contribute(sandbox.PolicySection, p.text); err != nil {
+		return err
+	}
+	return ctx.Provide("policy", p, Facts{DefaultMode: mode, WorkspaceRoot: root})
 }
 
 // workspaceRoot is the canonical form of the configured root.
@@ -121,6 +124,18 @@ func (p *policyServer) Resolve(ctx context.Context, _ *policyv1.ResolveRequest) 
 		return nil, err
 	}
 	return &policyv1.ResolveReply{Mode: string(mode), WorkspaceRoot: root, Source: source}, nil
+}
+
+// text is what a model is told about the mode of its session; without a session there is nobody to tell.
+func (p *policyServer) text(ctx context.Context) (string, error) {
+	if plugin.Caller(ctx).Session == "" {
+		return "", nil
+	}
+	r, err := p.Resolve(ctx, &policyv1.ResolveRequest{})
+	if err != nil {
+		return "", err
+	}
+	return sandbox.PolicyText(sandbox.Mode(r.GetMode()), r.GetWorkspaceRoot()), nil
 }
 
 // effective is the mode of the call's session and where it comes from. A log with a mode that nobody knows is a fault with the

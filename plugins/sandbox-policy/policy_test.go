@@ -229,6 +229,38 @@ func TestSetMode(t *testing.T) {
 	}
 }
 
+func TestContext(t *testing.T) {
+	root, cwd := canonicalTemp(t), canonicalTemp(t)
+	log := plugintest.NewLog()
+	s := log.Session("s", cwd)
+	p, c := start(t, log, plugintest.Deployment(&kernelv1.Deployment{Root: root}))
+	ctx := p.Stamp(t.Context(), plugin.Call{Session: "s", Authority: kernelv1.Level_OWNER})
+	// renders the exact policy without a capability inventory; reflects the latest durable switch on the next assembly and
+	// stays byte-stable otherwise
+	for _, mode := range append([]sandbox.Mode{sandbox.ReadOnly}, sandbox.Modes()...) {
+		if _, err := c.SetMode(ctx, &policyv1.SetModeRequest{Mode: string(mode)}); err != nil {
+			t.Fatal(err)
+		}
+		for _, tmp := range []string{"/tmp", "/elsewhere"} { // byte-stable across TMPDIR changes
+			t.Setenv("TMPDIR", tmp)
+			if got, err := p.Context(ctx, "sandbox:policy"); err != nil || got != sandbox.PolicyText(mode, cwd) {
+				t.Errorf("%s: %q, %v", mode, got, err)
+			}
+		}
+	}
+	// omits diagnostics without an agent
+	if got, err := p.Context(p.Stamp(t.Context(), plugin.Call{}), "sandbox:policy"); err != nil || got != "" {
+		t.Errorf("without a session: %q, %v", got, err)
+	}
+	s.Record(sandbox.EventMode, map[string]string{"mode": "yolo"})
+	if _, err := p.Context(ctx, "sandbox:policy"); fault.Reason(err) != "UNKNOWN_MODE" {
+		t.Errorf("a mode nobody knows: %v", err)
+	}
+	if m := p.Manifest().GetContexts(); len(m) != 1 || m[0].GetName() != "sandbox:policy" || m[0].GetOrder() != 110 {
+		t.Errorf("contributions %v", m)
+	}
+}
+
 func TestSetModeWithoutSession(t *testing.T) {
 	p, c := start(t, plugintest.NewLog())
 	_, err := c.SetMode(p.Stamp(t.Context(), plugin.Call{Authority: kernelv1.Level_OWNER}), &policyv1.SetModeRequest{Mode: "read-only"})

@@ -26,6 +26,14 @@ import (
 // toolName is the tool, and what an approver is told asks.
 const toolName = "bash"
 
+// What a model is told beside the tool's description: the name of the contribution, its place and the text are the reference
+// system's.
+const (
+	section      = "tool:bash"
+	sectionOrder = 105
+	sectionText  = "Check the [exit code: N] marker on every bash result; investigate failures before moving on."
+)
+
 // maxTimeoutMs is the longest limit passed on, a week; the shell provider has its own, lower one.
 const maxTimeoutMs = 7 * 24 * 60 * 60 * 1000
 
@@ -37,8 +45,9 @@ var Plugin = plugin.Plugin[struct{}]{
 		{Capability: "policy", Desc: &policyv1.Policy_ServiceDesc, Optional: true},
 		{Capability: "approval", Desc: &approvalv1.Approval_ServiceDesc, Optional: true},
 	},
-	Tools: []string{toolName},
-	Apply: apply,
+	Tools:    []string{toolName},
+	Contexts: []plugin.Contribution{{Name: section, Order: sectionOrder}},
+	Apply:    apply,
 }
 
 func apply(ctx *plugin.Context, _ struct{}) error {
@@ -59,6 +68,9 @@ func apply(ctx *plugin.Context, _ struct{}) error {
 	}
 	schema, err := inputSchema(b.confines)
 	if err != nil {
+		return err
+	}
+	if err := ctx.Contribute(section, func(context.Context) (string, error) { return sectionText, nil }); err != nil {
 		return err
 	}
 	return ctx.Tool(plugin.Tool{

@@ -347,6 +347,17 @@ func TestLoad(t *testing.T) {
 	plugintest.Start(t, Plugin, newWorld("", "").options(false, false, false)...)
 }
 
+func TestContext(t *testing.T) { // contributes the exit-code habit as its prompt section
+	p := start(t, newWorld("read-only", "/"))
+	got, err := p.Context(p.Stamp(t.Context(), inSession), "tool:bash")
+	if want := "Check the [exit code: N] marker on every bash result; investigate failures before moving on."; err != nil || got != want {
+		t.Errorf("%q, %v", got, err)
+	}
+	if m := p.Manifest().GetContexts(); len(m) != 1 || m[0].GetOrder() != 105 {
+		t.Errorf("contributions %v", m)
+	}
+}
+
 func TestEscalation(t *testing.T) {
 	const toWrite = `{"command":"touch x","sandbox_permissions":"workspace-write","justification":"to write"}`
 	const toFull = `{"command":"touch x","sandbox_permissions":"danger-full-access","justification":"to write"}`

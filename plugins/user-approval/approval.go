@@ -28,6 +28,15 @@ const appendTimeout = 10 * time.Second
 // notInTurn is the refusal of a question outside a turn; its text is an interface fact.
 const notInTurn = "approval.request() outside an open turn: the approval/asked + approval/decided audit pair must be turn-enclosed (a bare event between turns is crash-tail garbage on reload). Ask from inside the turn that needs the decision."
 
+// What a model is told about the approval policy: the name of the contribution, its place and the texts are the reference
+// system's.
+const (
+	section      = "approval:policy"
+	sectionOrder = 115
+	askText      = "Approval policy: ask. Operations that require approval may ask through the configured answerers; without an available answerer, the request fails closed."
+	neverText    = "Approval prompts are disabled in this session: actions that require approval are rejected automatically — do not request sandbox escalation (do not set `sandbox_permissions`)."
+)
+
 // Ends of a wait for an answer other than the answer.
 var (
 	errNever    = errors.New("approval policy switched to never")
@@ -47,12 +56,13 @@ type Facts struct {
 // Plugin is the plugin.
 var Plugin = plugin.Plugin[Config]{
 	Name: "user-approval", Version: "0.1.0",
-	Needs:   []plugin.Need{{Capability: "session", Desc: &sessionv1.Session_ServiceDesc}},
-	Offers:  []plugin.Offer{{Capability: "approval", Desc: &approvalv1.Approval_ServiceDesc}},
-	Emits:   []plugin.Emit{plugin.Emits(approval.Request)},
-	Appends: []string{approval.EventAsked, approval.EventDecided, approval.EventPolicy},
-	Default: func() Config { return Config{Policy: string(approval.Ask)} },
-	Apply:   apply,
+	Needs:    []plugin.Need{{Capability: "session", Desc: &sessionv1.Session_ServiceDesc}},
+	Offers:   []plugin.Offer{{Capability: "approval", Desc: &approvalv1.Approval_ServiceDesc}},
+	Emits:    []plugin.Emit{plugin.Emits(approval.Request)},
+	Appends:  []string{approval.EventAsked, approval.EventDecided, approval.EventPolicy},
+	Contexts: []plugin.Contribution{{Name: section, Order: sectionOrder}},
+	Default:  func() Config { return Config{Policy: string(approval.Ask)} },
+	Apply:    apply,
 }
 
 func apply(ctx *plugin.Context, cfg Config) error {
@@ -65,6 +75,9 @@ func apply(ctx *plugin.Context, cfg Config) error {
 		plugin: ctx, session: sessionv1.NewSessionClient(conn), policy: policy, open: map[string]*question{},
 	}
 	if err := ctx.Effect("open questions", s.stop); err != nil {
+		return err
+	}
+	if err := ctx.Contribute(section, s.text); err != nil {
 		return err
 	}
 	return ctx.Provide("approval", s, Facts{DefaultPolicy: policy})
@@ -334,6 +347,21 @@ func (s *approvalServer) effective(ctx context.Context) (approval.Policy, string
 		return "", "", fault.New(codes.FailedPrecondition, "UNKNOWN_POLICY", "event %d of session %s: %v; set the session's approval policy again", e.GetSeq(), plugin.Caller(ctx).Session, err)
 	}
 	return change.Policy, "session", nil
+}
+
+// text is what a model is told about the policy of its session; without a session there is nobody to tell.
+func (s *approvalServer) text(ctx context.Context) (string, error) {
+	if plugin.Caller(ctx).Session == "" {
+		return "", nil
+	}
+	policy, _, err := s.effective(ctx)
+	switch {
+	case err != nil:
+		return "", err
+	case policy == approval.Never:
+		return neverText, nil
+	}
+	return askText, nil
 }
 
 func (s *approvalServer) GetPolicy(ctx context.Context, _ *approvalv1.GetPolicyRequest) (*approvalv1.GetPolicyReply, error) {

@@ -569,6 +569,36 @@ func TestSetPolicy(t *testing.T) {
 	}
 }
 
+// contributes the complete current ask or never policy as cache-safe context; reflects the latest durable switch
+func TestContext(t *testing.T) {
+	f := start(t, nil)
+	ctx := f.at(t.Context(), kernelv1.Level_HUMAN)
+	texts := map[string]string{
+		"ask":   "Approval policy: ask. Operations that require approval may ask through the configured answerers; without an available answerer, the request fails closed.",
+		"never": "Approval prompts are disabled in this session: actions that require approval are rejected automatically — do not request sandbox escalation (do not set `sandbox_permissions`).",
+	}
+	for _, policy := range []string{"ask", "never", "ask"} {
+		if _, err := f.client.SetPolicy(ctx, &approvalv1.SetPolicyRequest{Policy: policy}); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if got, err := f.Context(ctx, "approval:policy"); err != nil || got != texts[policy] {
+				t.Errorf("%s: %q, %v", policy, got, err)
+			}
+		}
+	}
+	if got, err := f.Context(f.Stamp(t.Context(), plugin.Call{}), "approval:policy"); err != nil || got != "" {
+		t.Errorf("without a session: %q, %v", got, err)
+	}
+	f.session.Record(approval.EventPolicy, map[string]string{"policy": "maybe"})
+	if _, err := f.Context(ctx, "approval:policy"); fault.Reason(err) != "UNKNOWN_POLICY" {
+		t.Errorf("a policy nobody knows: %v", err)
+	}
+	if m := f.Manifest().GetContexts(); len(m) != 1 || m[0].GetOrder() != 115 {
+		t.Errorf("contributions %v", m)
+	}
+}
+
 func TestLoad(t *testing.T) {
 	if _, err := plugintest.Load(t, Plugin, plugintest.NewLog().Fake(), plugintest.Config(`{"policy":"maybe"}`)); err == nil {
 		t.Error("policy maybe loads")
