@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -44,6 +45,19 @@ func WritableRoots(m Mode, root, temp string) []string {
 		}
 	}
 	return roots
+}
+
+// SessionTemp is a session's temp directory below the deployment's: commands have it as /tmp, file tools mean it when a
+// path says /tmp. It is not made here; whoever makes it does so with mode 0700. A session id that is not a plain file name
+// would lead elsewhere and is an error.
+func SessionTemp(tempDir, session string) (string, error) {
+	if !clean(tempDir) {
+		return "", fmt.Errorf("temp directory %q is not an absolute path", tempDir)
+	}
+	if session == "" || session == "." || session == ".." || strings.ContainsAny(session, "/\x00") || len(session) > 255 {
+		return "", fmt.Errorf("session id %q cannot name a directory", session)
+	}
+	return filepath.Join(tempDir, session), nil
 }
 
 // Contains reports whether path is root or below it. Both must be absolute and clean; anything else, like a path that

@@ -67,6 +67,20 @@ func TestWritableRoots(t *testing.T) {
 	}
 }
 
+func TestSessionTemp(t *testing.T) {
+	for _, c := range []struct{ dir, session, want string }{
+		{"/t", "s1", "/t/s1"},
+		{"/t", "a b\n", "/t/a b\n"},
+		{"/t", "-rf", "/t/-rf"},
+		{"/t", "", ""}, {"/t", ".", ""}, {"/t", "..", ""}, {"/t", "../x", ""}, {"/t", "a/b", ""}, {"/t", "a\x00", ""},
+		{"/t", strings.Repeat("a", 256), ""}, {"t", "s1", ""}, {"", "s1", ""},
+	} {
+		if got, err := SessionTemp(c.dir, c.session); got != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("SessionTemp(%q, %q) = %q, %v", c.dir, c.session, got, err)
+		}
+	}
+}
+
 func TestContains(t *testing.T) {
 	for _, c := range []struct {
 		root, path string

@@ -218,6 +218,10 @@ func (b *bwrap) enforcement() *sandboxv1.Enforcement {
 			// later ones and those in the workspace are not. Abstract ones need a network namespace.
 			"unix-socket": "partial", "abstract-socket": "none",
 			"tcp": "none", "udp": "none", "vsock": "full",
+			// Pipes with a name anywhere on the disk: a read-only mount does not keep a process from writing into one.
+			"fifo": "none",
+			// Only a mount that others share brings later ones in, and those are as writable as the host made them.
+			"later-mounts": laterMounts(),
 			// A protected name that does not exist yet can be made; the lock file's digests notice.
 			"protected-existing": "full", "protected-absent": "none",
 		},
@@ -261,6 +265,27 @@ var unreachable = []string{
 	"TMPDIR", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "DBUS_SYSTEM_BUS_ADDRESS", "SSH_AUTH_SOCK", "GPG_AGENT_INFO",
 	"DOCKER_HOST", "CONTAINER_HOST", "TMUX", "TMUX_PANE", "TMUX_TMPDIR", "STY", "WAYLAND_DISPLAY", "DISPLAY", "PULSE_SERVER",
 	"NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES",
+}
+
+// laterMounts says whether what the host mounts while a command runs stays outside. bubblewrap makes its mounts slaves of the
+// host's, so on a host whose mounts are shared, as systemd makes them, they come in.
+func laterMounts() string {
+	info, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || sharedMount(string(info)) {
+		return "none"
+	}
+	return "full"
+}
+
+// sharedMount reports whether a mount in the text of mountinfo propagates; see proc_pid_mountinfo(5), field 7.
+func sharedMount(info string) bool {
+	for line := range strings.Lines(info) {
+		fields, _, _ := strings.Cut(line, " - ")
+		if strings.Contains(fields, " shared:") {
+			return true
+		}
+	}
+	return false
 }
 
 // socketLine is a row of /proc/net/unix whose socket has a path; see unix(7) and proc_pid_net(5).

@@ -172,7 +172,7 @@ func TestConfinedWorkspaceBelowTemp(t *testing.T) {
 func TestConfinedTemp(t *testing.T) {
 	requireBwrap(t)
 	a := newArena(t, arenaBase(t))
-	a.session = "../../one\n"
+	a.session = "one\n-rf"
 	if o := a.confined("workspace-write", `echo x >/tmp/kept; cat /var/tmp/kept; cat "$(mktemp)"; echo "$TMPDIR"`); o.stdout != "x\n/tmp\n" || o.Code != 0 {
 		t.Errorf("first call: %v", o)
 	}
@@ -183,12 +183,12 @@ func TestConfinedTemp(t *testing.T) {
 	if o := a.confined("workspace-write", `cat /tmp/kept`); o.Code == 0 {
 		t.Errorf("another session: %v", o)
 	}
-	dirs, err := filepath.Glob(a.in.stateDir + "/tmp/*")
+	dirs, err := filepath.Glob(a.in.tempDir + "/*")
 	must(t, err)
 	if len(dirs) != 2 {
 		t.Errorf("session directories: %q", dirs)
 	}
-	for _, d := range append(dirs, a.in.stateDir+"/tmp") {
+	for _, d := range append(dirs, a.in.tempDir) {
 		if fi, err := os.Stat(d); err != nil || fi.Mode().Perm() != 0o700 {
 			t.Errorf("%s: %v, %v", d, fi.Mode(), err)
 		}
@@ -400,6 +400,7 @@ func TestConfinedRefusals(t *testing.T) {
 		{"root has dots", func(r *sandboxv1.ConfineRequest, _ *surroundings) { r.WorkspaceRoot = a.ws + "/sub/.." }, codes.InvalidArgument, reasonInvalid, "canonical"},
 		{"missing cwd", func(r *sandboxv1.ConfineRequest, _ *surroundings) { r.Cwd = a.ws + "/gone" }, codes.InvalidArgument, reasonInvalid, "gone"},
 		{"cwd is a file", func(r *sandboxv1.ConfineRequest, _ *surroundings) { r.Cwd = a.ws + "/f" }, codes.InvalidArgument, reasonInvalid, "not a directory"},
+		{"session leads elsewhere", func(r *sandboxv1.ConfineRequest, _ *surroundings) { r.Session = "../x" }, codes.InvalidArgument, reasonInvalid, "session id"},
 		{"root in the state", func(r *sandboxv1.ConfineRequest, _ *surroundings) { r.WorkspaceRoot = a.state }, codes.FailedPrecondition, reasonNotExpressible, "state"},
 		{"root is /", func(r *sandboxv1.ConfineRequest, _ *surroundings) { r.WorkspaceRoot = "/" }, codes.FailedPrecondition, reasonNotExpressible, "runs on"},
 		{"root is /usr", func(r *sandboxv1.ConfineRequest, _ *surroundings) { r.WorkspaceRoot = "/usr" }, codes.FailedPrecondition, reasonNotExpressible, "runs on"},
@@ -492,7 +493,7 @@ func TestUnavailable(t *testing.T) {
 // The verdict stands until somebody asks again, unless it was only for want of time.
 func TestUnavailableVerdictIsCached(t *testing.T) {
 	requireBwrap(t)
-	in, dir := fakeBwrap(t, `echo x >>"`+t.TempDir()+`/x"; exit 1`, 0o755)
+	in, dir := fakeBwrap(t, "exit 1", 0o755)
 	counted := dir + "/count"
 	must(t, os.WriteFile(dir+"/bwrap", []byte("#!/bin/sh\n[ \"$1\" = --version ] || echo x >>"+counted+"\nexit 1\n"), 0o755))
 	p := newProvider(Plugin.Default(), slog.New(slog.DiscardHandler), in)
@@ -532,5 +533,31 @@ func TestUnavailableUnderSeccomp(t *testing.T) {
 		if !strings.Contains(o.stdout, w) {
 			t.Errorf("%q is not in %v", w, o)
 		}
+	}
+}
+
+// TestConfinedOpenRights shows that what the enforcement vector calls none is open, so that the vector stays honest and a
+// runner that closes it has to say so.
+func TestConfinedOpenRights(t *testing.T) {
+	requireBwrap(t)
+	a := newArena(t, arenaBase(t))
+	rights := (&bwrap{}).enforcement().GetRights()
+	a.listen("unix", "@"+a.token)
+	a.confined("read-only", `"$H" connect "@$TOKEN"`)
+	if got := heard(a, outcome{}); got != (rights["abstract-socket"] == "none") {
+		t.Errorf("abstract socket reached: %v, vector %q", got, rights["abstract-socket"])
+	}
+	must(t, syscall.Mkfifo(a.out+"/fifo", 0o666))
+	f, err := os.OpenFile(a.out+"/fifo", os.O_RDWR|syscall.O_NONBLOCK, 0)
+	must(t, err)
+	defer f.Close()
+	a.confined("read-only", `echo x >"$OUT/fifo"`)
+	must(t, f.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
+	n, _ := f.Read(make([]byte, 10))
+	if (n > 0) != (rights["fifo"] == "none") {
+		t.Errorf("fifo written: %v, vector %q", n > 0, rights["fifo"])
+	}
+	if o := a.confined("read-only", `cat "$OUT/f"`); (o.stdout == "secret\n") != (rights["read"] == "none") {
+		t.Errorf("reading outside: %v, vector %q", o, rights["read"])
 	}
 }

@@ -264,6 +264,7 @@ func newArena(t *testing.T, base string) *arena {
 	must(t, os.Symlink(a.out+"/via-link", a.ws+"/link"))
 	a.in = surroundings{
 		stateDir:  a.state + "/sandbox",
+		tempDir:   a.state + "/tmp",
 		root:      a.ws + "/deploy",
 		hidden:    []string{a.state, a.ws + "/deep/state"},
 		protected: []string{a.ws + "/conf/compose.yml", a.ws + "/plugins/one", a.ws + "/absent.lock", "/usr/bin"},
@@ -401,7 +402,9 @@ func (a *arena) listen(network, path string) {
 	l, err := net.Listen(network, path)
 	must(a.t, err)
 	a.t.Cleanup(func() { l.Close() })
-	must(a.t, os.Chmod(path, 0o666))
+	if path[0] != '@' { // an abstract one has no file
+		must(a.t, os.Chmod(path, 0o666))
+	}
 	go func() {
 		for {
 			c, err := l.Accept()

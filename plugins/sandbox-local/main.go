@@ -50,6 +50,7 @@ func apply(ctx *plugin.Context, cfg Config) error {
 	d := ctx.Deployment()
 	return ctx.Provide("sandbox", newProvider(cfg, ctx.Logger(), surroundings{
 		stateDir:  d.GetStateDir(),
+		tempDir:   d.GetTempDir(),
 		root:      d.GetRoot(),
 		hidden:    d.GetHidden(),
 		protected: d.GetProtected(),

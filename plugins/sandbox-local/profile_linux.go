@@ -1,8 +1,6 @@
 package main
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +12,9 @@ import (
 	"strings"
 	"syscall"
 
+	"google.golang.org/grpc/codes"
+
+	"github.com/cordon-host/cordon/capability/fault"
 	"github.com/cordon-host/cordon/capability/sandbox"
 )
 
@@ -67,7 +68,7 @@ func (b *bwrap) profile(req request) ([]string, error) {
 	p.namespaces()
 	p.base()
 	p.covered(b.in.getenv("PATH"))
-	if err := p.temp(b.in.stateDir, req.session); err != nil {
+	if err := p.temp(b.in.tempDir, req.session); err != nil {
 		return nil, err
 	}
 	p.workspace()
@@ -93,7 +94,7 @@ func (b *bwrap) checkRoot(req request) error {
 			return notExpressible("workspace root %q lies in %s", req.root, dir)
 		}
 	}
-	for _, h := range append(slices.Clone(b.in.hidden), b.in.stateDir) {
+	for _, h := range append(slices.Clone(b.in.hidden), b.in.stateDir, b.in.tempDir) {
 		if h != "" && sandbox.Contains(sandbox.CanonicalPath(h), req.root) {
 			return notExpressible("workspace root %q lies in a directory of the host's own state", req.root)
 		}
@@ -209,11 +210,11 @@ func (p *profile) covering(path string) bool {
 // Where the workspace itself lies below /tmp the call gets a fresh one, too. bubblewrap would have to make the mount
 // point of the workspace inside the session's directory, where another command of the session could swap it for a link
 // meanwhile.
-func (p *profile) temp(stateDir, session string) error {
+func (p *profile) temp(tempDir, session string) error {
 	own := ""
-	if p.mode == sandbox.WorkspaceWrite && session != "" && stateDir != "" {
+	if p.mode == sandbox.WorkspaceWrite && session != "" && tempDir != "" {
 		var err error
-		if own, err = sessionTemp(stateDir, session); err != nil {
+		if own, err = makeTemp(tempDir, session); err != nil {
 			return err
 		}
 	}
@@ -236,15 +237,15 @@ func (p *profile) temp(stateDir, session string) error {
 	return nil
 }
 
-// sessionTemp is the temp directory of a session. The session's id comes from outside and could be any text, so the
-// directory is named by its hash.
-func sessionTemp(stateDir, session string) (string, error) {
-	parent := filepath.Join(stateDir, "tmp")
-	if err := os.MkdirAll(parent, 0o700); err != nil {
+// makeTemp makes a session's temp directory if it is not there yet.
+func makeTemp(tempDir, session string) (string, error) {
+	dir, err := sandbox.SessionTemp(tempDir, session)
+	if err != nil {
+		return "", fault.New(codes.InvalidArgument, reasonInvalid, "session temp directory: %v", err)
+	}
+	if err := os.MkdirAll(tempDir, 0o700); err != nil {
 		return "", fmt.Errorf("session temp directory: %w", err)
 	}
-	sum := sha256.Sum256([]byte(session))
-	dir := filepath.Join(parent, hex.EncodeToString(sum[:8]))
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("session temp directory: %w", err)
 	}
@@ -355,6 +356,7 @@ func (b *bwrap) hidden(root string) []string {
 		take(h)
 	}
 	take(b.in.stateDir)
+	take(b.in.tempDir)
 	for _, dir := range b.runtimeDirs() {
 		// A variable can say anything; the workspace and the way to it stay.
 		if dir != "" && filepath.IsAbs(dir) && !sandbox.Contains(sandbox.CanonicalPath(dir), root) && !sandbox.Contains(sandbox.CanonicalPath(dir), "/usr/bin") {

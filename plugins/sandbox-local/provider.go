@@ -26,7 +26,8 @@ const (
 
 // surroundings are what a sandbox has to know of the deployment.
 type surroundings struct {
-	stateDir  string   // this row's own; session temp directories are kept here
+	stateDir  string   // this row's own
+	tempDir   string   // sessions have their temp directories below it
 	root      string   // directory of the compose file
 	hidden    []string // no confined process may see them
 	protected []string // read-only, also inside a writable root
