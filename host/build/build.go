@@ -64,7 +64,7 @@ func (c *Cache) BuildAll(ctx context.Context, ins []*Inputs) []Result {
 		modules[in.Root] = append(modules[in.Root], i)
 	}
 	for _, root := range order {
-		c.module(ctx, root, modules[root], results)
+		c.buildModule(ctx, root, modules[root], results)
 	}
 	return results
 }
@@ -83,8 +83,8 @@ func (c *Cache) built(in *Inputs) *Binary {
 	return b
 }
 
-// module builds the packages of one module, which are those of results at the given indexes.
-func (c *Cache) module(ctx context.Context, root string, indexes []int, results []Result) {
+// buildModule builds the packages of one module, which are those of results at the given indexes.
+func (c *Cache) buildModule(ctx context.Context, root string, indexes []int, results []Result) {
 	fail := func(err error) {
 		for _, i := range indexes {
 			if results[i].Binary == nil && results[i].Err == nil {

@@ -395,6 +395,37 @@ func TestAssemblyIncludes(t *testing.T) {
 	}
 }
 
+// TestInputsAll: listed together, packages have what they have alone, and a bad one spoils none of the others.
+func TestInputsAll(t *testing.T) {
+	dir := tree(t, map[string]string{
+		"go.mod":     module["go.mod"],
+		"main.go":    "package main\n\nfunc main() {}\n",
+		"a/main.go":  "package main\n\nimport _ \"example.test/m/lib\"\n\nfunc main() {}\n",
+		"b/main.go":  "package main\n\nimport _ \"example.test/m/none\"\n\nfunc main() {}\n",
+		"lib/lib.go": "package lib\n",
+		"o/go.mod":   "module example.test/o\n\ngo 1.26\n",
+		"o/main.go":  "package main\n\nfunc main() {}\n",
+	})
+	names := []string{".", "a", "lib", "o", "b", "missing"}
+	var dirs []string
+	for _, n := range names {
+		dirs = append(dirs, filepath.Join(dir, n))
+	}
+	good := 4 // lib is no main package, which shows only afterwards
+	for _, n := range []int{good, len(dirs)} {
+		got := open(t).InputsAll(t.Context(), dirs[:n])
+		for i, l := range got {
+			alone, err := open(t).Inputs(t.Context(), dirs[i])
+			if (l.Err == nil) != (err == nil) || l.Err == nil && (l.Inputs.Digest != alone.Digest || l.Inputs.Package != alone.Package) {
+				t.Errorf("%s: %+v, %v; alone %+v, %v", names[i], l.Inputs, l.Err, alone, err)
+			}
+		}
+	}
+	if in := inputs(t, open(t), dirs[0]); !slices.Equal(rel(t, dir, in.Files), []string{"go.mod", "main.go"}) {
+		t.Errorf("the package in the root has %q", rel(t, dir, in.Files))
+	}
+}
+
 func TestBuildAll(t *testing.T) {
 	dir := tree(t, map[string]string{
 		"go.mod":    module["go.mod"],

@@ -52,69 +52,147 @@ type Inputs struct {
 // them (pgo). Without symbol tables it links faster; traces of panics do not need them.
 var buildFlags = []string{"-trimpath", "-buildvcs=false", "-pgo=off", "-ldflags=-s -w"}
 
+// Listing is what became of one package that was to be listed.
+type Listing struct {
+	Inputs *Inputs // nil if Err is set
+	Err    error   // an *Error, or what the machine failed with
+}
+
 // Inputs lists what leads to the binary of the Go main package in dir. It reads; nothing of the tree is executed. What
 // was found before is used again as long as no file and no directory it came from has changed.
 func (c *Cache) Inputs(ctx context.Context, dir string) (*Inputs, error) {
-	dir, err := filepath.Abs(dir)
-	if err == nil {
-		dir, err = filepath.EvalSymlinks(dir)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if in := c.remembered(dir); in != nil {
-		return in, nil
-	}
-	return c.list(ctx, dir)
+	l := c.InputsAll(ctx, []string{dir})[0]
+	return l.Inputs, l.Err
 }
 
-// list asks the go command.
-func (c *Cache) list(ctx context.Context, dir string) (*Inputs, error) {
+// InputsAll is [Cache.Inputs] for several packages, those of one module in one go. There is one listing for each of
+// dirs, in their order.
+func (c *Cache) InputsAll(ctx context.Context, dirs []string) []Listing {
+	out := make([]Listing, len(dirs))
+	modules := map[string][]int{}
+	canonical := make([]string, len(dirs))
+	var order []string
+	for i, dir := range dirs {
+		dir, err := filepath.Abs(dir)
+		if err == nil {
+			dir, err = filepath.EvalSymlinks(dir)
+		}
+		if err != nil {
+			out[i].Err = err
+			continue
+		}
+		if out[i].Inputs = c.remembered(dir); out[i].Inputs != nil {
+			continue
+		}
+		root, err := moduleRoot(dir)
+		if err != nil {
+			out[i].Err = err
+			continue
+		}
+		if modules[root] == nil {
+			order = append(order, root)
+		}
+		modules[root] = append(modules[root], i)
+		canonical[i] = dir
+	}
+	for _, root := range order {
+		var todo []string
+		for _, i := range modules[root] {
+			todo = append(todo, canonical[i])
+		}
+		found, err := c.list(ctx, root, todo)
+		for n, i := range modules[root] {
+			switch {
+			case err == nil:
+				out[i] = found[n]
+			case len(todo) == 1 || ctx.Err() != nil:
+				out[i].Err = err
+			default:
+				// One at a time tells which of them it is.
+				one, err := c.list(ctx, root, todo[n:n+1])
+				if err != nil {
+					one = []Listing{{Err: err}}
+				}
+				out[i] = one[0]
+			}
+		}
+	}
+	return out
+}
+
+// list asks the go command about packages of one module.
+func (c *Cache) list(ctx context.Context, root string, dirs []string) ([]Listing, error) {
 	tool, err := c.toolchain(ctx)
 	if err != nil {
 		return nil, err
 	}
 	taken := now()
-	root, err := moduleRoot(dir)
+	first := &Inputs{Dir: dirs[0], Root: root, tool: tool}
+	shared, err := c.module(ctx, first)
 	if err != nil {
 		return nil, err
 	}
-	in := &Inputs{Dir: dir, Root: root, tool: tool, Toolchain: tool.dirs()}
-	collect := &collection{in: in, paths: map[string]bool{}, dirs: map[string]bool{}}
-	if err := c.replaced(ctx, collect); err != nil {
-		return nil, err
-	}
-	if info, err := os.Stat(filepath.Join(root, "vendor", "modules.txt")); err == nil && info.Mode().IsRegular() {
-		in.vendored = true
-		collect.add(filepath.Join(root, "vendor", "modules.txt"))
-	}
-	args := append([]string{"list", "-deps", "-json=" + listFields}, in.flags()...)
-	out, err := c.run(ctx, tool, dir, append(args, ".")...)
-	if err != nil {
-		return nil, failed(in, err, nil)
-	}
-	dec := json.NewDecoder(bytes.NewReader(out))
-	for {
-		var p goPackage
-		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return nil, fmt.Errorf("go list in %s: %w", dir, err)
-		}
-		if err := collect.goPackage(p); err != nil {
+	args := append([]string{"list", "-deps", "-json=" + listFields}, first.flags()...)
+	for _, dir := range dirs {
+		rel, err := filepath.Rel(root, dir)
+		if err != nil {
 			return nil, err
 		}
+		args = append(args, "."+string(filepath.Separator)+rel)
 	}
-	if in.Package == "" {
-		return nil, &Error{Dir: dir, Output: "package is not main", Hint: "a plugin is a program: package main"}
+	out, err := c.run(ctx, tool, root, args...)
+	if err != nil {
+		return nil, failed(first, err, nil)
+	}
+	packages := map[string]*goPackage{}
+	mains := map[string]*goPackage{} // by directory
+	dec := json.NewDecoder(bytes.NewReader(out))
+	for {
+		p := new(goPackage)
+		if err := dec.Decode(p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, fmt.Errorf("go list in %s: %w", root, err)
+		}
+		packages[p.ImportPath] = p
+		if p.Name == "main" {
+			mains[p.Dir] = p
+		}
+	}
+	found := make([]Listing, len(dirs))
+	for i, dir := range dirs {
+		in := &Inputs{Dir: dir, Root: root, vendored: first.vendored, tool: tool, Toolchain: tool.dirs()}
+		found[i] = Listing{Inputs: in}
+		if err := c.assemble(in, mains[dir], packages, shared, taken); err != nil {
+			found[i] = Listing{Err: err}
+		}
+	}
+	return found, nil
+}
+
+// assemble fills in from what the go command told.
+func (c *Cache) assemble(in *Inputs, main *goPackage, packages map[string]*goPackage, shared []string, taken int64) error {
+	if main == nil {
+		return &Error{Dir: in.Dir, Output: "package is not main", Hint: "a plugin is a program: package main"}
+	}
+	in.Package = main.ImportPath
+	collect := &collection{in: in, paths: map[string]bool{}, dirs: map[string]bool{in.Root: true}}
+	for _, path := range shared {
+		collect.add(path)
+	}
+	for _, path := range append([]string{main.ImportPath}, main.Deps...) {
+		p := packages[path]
+		if p == nil {
+			return fmt.Errorf("go list in %s: nothing about package %s", in.Dir, path)
+		}
+		if err := collect.goPackage(p); err != nil {
+			return err
+		}
 	}
 	if err := collect.finish(); err != nil {
-		return nil, err
+		return err
 	}
-	if err := c.remember(in, collect, taken); err != nil {
-		return nil, err
-	}
-	return in, nil
+	return c.remember(in, collect, taken)
 }
 
 // flags are the flags list and build share.
@@ -135,12 +213,13 @@ type fileFields struct {
 type goPackage struct {
 	Dir, ImportPath, Name string
 	Standard              bool
+	Deps                  []string // import paths, of everything the package leads to
 	EmbedPatterns         []string
 	Module                *struct{ Dir, GoMod string }
 	fileFields
 }
 
-const listFields = "Dir,ImportPath,Name,Standard,EmbedPatterns,Module,GoFiles,SFiles,HFiles,SysoFiles,EmbedFiles"
+const listFields = "Dir,ImportPath,Name,Standard,Deps,EmbedPatterns,Module,GoFiles,SFiles,HFiles,SysoFiles,EmbedFiles"
 
 // collection gathers files, and the directories whose listing decides which files there are.
 type collection struct {
@@ -151,12 +230,9 @@ type collection struct {
 
 func (c *collection) add(path string) { c.paths[path] = true }
 
-func (c *collection) goPackage(p goPackage) error {
+func (c *collection) goPackage(p *goPackage) error {
 	if p.Standard || within(p.Dir, c.in.tool.ModCache) {
 		return nil
-	}
-	if p.Dir == c.in.Dir && p.Name == "main" {
-		c.in.Package = p.ImportPath
 	}
 	root := c.in.Root
 	if p.Module != nil && p.Module.Dir != "" && !within(p.Dir, c.in.Root) {
@@ -224,18 +300,21 @@ func (c *collection) includes(dir, path string) error {
 	return lines.Err()
 }
 
-// replaced adds the go.mod of every module that is replaced by a directory: all of them shape the module graph, whether
-// a package of theirs is used or not.
-func (c *Cache) replaced(ctx context.Context, collect *collection) error {
-	in := collect.in
-	collect.add(filepath.Join(in.Root, "go.mod"))
-	if _, err := os.Lstat(filepath.Join(in.Root, "go.sum")); err == nil {
-		collect.add(filepath.Join(in.Root, "go.sum"))
+// module lists the files that shape the module graph for all packages of a module: its own go.mod and go.sum, the list
+// of what is vendored, and the go.mod of every module that is replaced by a directory, whether a package of it is used
+// or not. It finds out whether the module is vendored.
+func (c *Cache) module(ctx context.Context, in *Inputs) ([]string, error) {
+	files := []string{filepath.Join(in.Root, "go.mod")}
+	if sum := filepath.Join(in.Root, "go.sum"); exists(sum) {
+		files = append(files, sum)
 	}
-	collect.dirs[in.Root] = true
+	if list := filepath.Join(in.Root, "vendor", "modules.txt"); exists(list) {
+		in.vendored = true
+		files = append(files, list)
+	}
 	out, err := c.run(ctx, in.tool, in.Root, "mod", "edit", "-json")
 	if err != nil {
-		return failed(in, err, nil)
+		return nil, failed(in, err, nil)
 	}
 	var mod struct {
 		Replace []struct {
@@ -243,19 +322,24 @@ func (c *Cache) replaced(ctx context.Context, collect *collection) error {
 		}
 	}
 	if err := json.Unmarshal(out, &mod); err != nil {
-		return fmt.Errorf("go mod edit in %s: %w", in.Root, err)
+		return nil, fmt.Errorf("go mod edit in %s: %w", in.Root, err)
 	}
 	for _, r := range mod.Replace {
 		switch path := r.New.Path; {
 		case r.New.Version != "":
 		case filepath.IsAbs(path):
-			return &Error{Dir: in.Dir, Output: fmt.Sprintf("go.mod replaces a module by the absolute path %s", path),
+			return nil, &Error{Dir: in.Dir, Output: fmt.Sprintf("go.mod replaces a module by the absolute path %s", path),
 				Hint: "write it relative to the directory of go.mod: builds run in a private copy of the tree"}
 		default:
-			collect.add(filepath.Join(in.Root, path, "go.mod"))
+			files = append(files, filepath.Join(in.Root, path, "go.mod"))
 		}
 	}
-	return nil
+	return files, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 func (c *collection) finish() error {
