@@ -300,7 +300,7 @@ func (s controlServer) Knob(ctx context.Context, r *controlv1.KnobRequest) (*con
 	tree := route.NewTree(route.Call{
 		Session: log.Header().ID, Authority: confirmed(s.h.logins.level(ctx), r.GetConfirm()),
 	})
-	defer s.h.endCall(tree.ID)
+	defer s.h.endTree(tree)
 	switch r.GetKnob() {
 	case "mode":
 		policy := policyv1.NewPolicyClient(s.h.router.Conn(tree, "policy"))
@@ -326,7 +326,7 @@ func (s controlServer) Knob(ctx context.Context, r *controlv1.KnobRequest) (*con
 // as its workspace.
 func (s controlServer) Confine(ctx context.Context, r *controlv1.ConfineRequest) (*sandboxv1.ConfineReply, error) {
 	tree := route.NewTree(route.Call{})
-	defer s.h.endCall(tree.ID)
+	defer s.h.endTree(tree)
 	mode := r.GetMode()
 	if mode == "" {
 		p, err := policyv1.NewPolicyClient(s.h.router.Conn(tree, "policy")).Resolve(ctx, &policyv1.ResolveRequest{})
@@ -346,7 +346,7 @@ func (s controlServer) Confine(ctx context.Context, r *controlv1.ConfineRequest)
 
 func (s controlServer) Doctor(ctx context.Context, _ *controlv1.DoctorRequest) (*sandboxv1.InspectReply, error) {
 	tree := route.NewTree(route.Call{})
-	defer s.h.endCall(tree.ID)
+	defer s.h.endTree(tree)
 	return sandboxv1.NewSandboxClient(s.h.router.Conn(tree, "sandbox")).Inspect(ctx, &sandboxv1.InspectRequest{ProbeAgain: true})
 }
 

@@ -120,7 +120,7 @@ func (e *entry) apply(c *ctxsvc.Context, _ any) error {
 		}
 	}
 	for _, l := range first.reply.GetListeners() {
-		if err := e.host.bus.Listen(c, e.id, l, e.level, e.link); err != nil {
+		if err := e.host.bus.Listen(c, e.id, l, e.level, e.provider); err != nil {
 			return err
 		}
 	}
@@ -204,7 +204,7 @@ func (e *entry) start(ctx context.Context, facts map[string]*kernelv1.Facts) (g 
 	if _, err := g.process.Kernel().Activate(ctx, &kernelv1.ActivateRequest{}); err != nil {
 		return g, g.blame(err)
 	}
-	if g.link, err = bus.Connect(g.provider, g.process.Kernel()); err != nil {
+	if g.link, err = e.host.bus.Connect(g.provider, g.process.Kernel()); err != nil {
 		return g, err
 	}
 	e.mu.Lock()
@@ -359,14 +359,6 @@ func (e *entry) provider() (*route.Provider, error) {
 		return nil, err
 	}
 	return g.provider, nil
-}
-
-func (e *entry) link() (*bus.Link, error) {
-	g, err := e.serving()
-	if err != nil {
-		return nil, err
-	}
-	return g.link, nil
 }
 
 // executable launches generations as processes of a staged executable.

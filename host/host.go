@@ -177,7 +177,7 @@ func prepare(o Options) (*Host, error) {
 	h.defer_(func(ctx context.Context) error { return h.root.Fiber().Dispose(ctx) })
 	h.router = route.New(layout.RunDir, resolver{h}, kernelServer{h: h}, h.log)
 	h.bus.Use(h.router)
-	h.caller = &tools.Caller{Registry: h.tools, Router: h.router, EndCall: h.endCall}
+	h.caller = &tools.Caller{Registry: h.tools, Router: h.router, EndTree: h.endTree}
 	return h, nil
 }
 
@@ -324,10 +324,11 @@ func (h *Host) stateOf(id string) (string, error) {
 // pluginLog is where a plugin's own records go.
 func (h *Host) pluginLog(id string) hclog.Logger { return h.hclog.Named(id) }
 
-// endCall forgets what was kept for one call tree.
-func (h *Host) endCall(call string) {
-	h.grants.EndCall(call)
-	h.bus.EndCall(call)
+// endTree ends a call tree and forgets what was kept for it.
+func (h *Host) endTree(t *route.Tree) {
+	t.End()
+	h.grants.EndCall(t.ID)
+	h.bus.EndCall(t.ID)
 }
 
 // Stop waits for the calls that others are making through this host, until ctx ends or drainTimeout has passed, and then ends

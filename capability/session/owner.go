@@ -13,6 +13,7 @@ var reserved = []struct{ prefix, capability string }{
 	{"tool/", ""},
 	{"plugin/", ""},
 	{"session/", ""},
+	{"prompt/", ""},
 }
 
 // Owner says who may append events of a type: host is true for the host alone, otherwise capability names the capability

@@ -230,8 +230,13 @@ func logFault(err error) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	}
-	var store *session.StoreError
-	if errors.As(err, &store) || errors.Is(err, session.ErrClosed) {
+	var (
+		store    *session.StoreError
+		corrupt  *session.CorruptError
+		conflict *session.ConflictError
+	)
+	if errors.As(err, &store) || errors.As(err, &corrupt) || errors.As(err, &conflict) ||
+		errors.Is(err, session.ErrClosed) || errors.Is(err, session.ErrUnsettled) {
 		return fault.New(codes.Unavailable, "LOG_FAILED", "%v", err)
 	}
 	return fault.New(codes.FailedPrecondition, "APPEND_REFUSED", "%v", err)

@@ -51,6 +51,7 @@ type Bus struct {
 	mu      sync.Mutex
 	events  map[string]*kernelv1.EventDecl
 	answers map[string]*Stamped
+	links   map[*route.Provider]*Link
 }
 
 // Stamped is an answer as the host saw it.
@@ -64,7 +65,7 @@ type Stamped struct {
 
 // New makes a bus.
 func New() *Bus {
-	return &Bus{events: map[string]*kernelv1.EventDecl{}, answers: map[string]*Stamped{}}
+	return &Bus{events: map[string]*kernelv1.EventDecl{}, answers: map[string]*Stamped{}, links: map[*route.Provider]*Link{}}
 }
 
 // Use sets the router that legs of dispatches belong to. It is called once, before anything is dispatched: router and bus
@@ -91,7 +92,7 @@ func (b *Bus) event(name string) ctxsvc.Event[*Request, *Reply] {
 
 // Listen registers a listener of a plugin with its fiber. Current finds the generation that serves it. Level is what an answer
 // of this plugin is worth, as its row says.
-func (b *Bus) Listen(c *ctxsvc.Context, entry string, decl *kernelv1.Listener, level kernelv1.Level, current func() (*Link, error)) error {
+func (b *Bus) Listen(c *ctxsvc.Context, entry string, decl *kernelv1.Listener, level kernelv1.Level, current func() (*route.Provider, error)) error {
 	if decl.GetKind() != kernelv1.Listener_AROUND {
 		return fmt.Errorf("listener of %s for %s: kind %s is not supported by this host", entry, decl.GetEvent(), decl.GetKind())
 	}
@@ -109,13 +110,17 @@ func (b *Bus) Terminal(c *ctxsvc.Context, name, label string, fn Listener) error
 
 // remote runs a listener of another process. What it answers is its own answer, unless it is exactly what the rest of the
 // chain answered it.
-func (b *Bus) remote(entry string, decl *kernelv1.Listener, level kernelv1.Level, current func() (*Link, error)) Listener {
+func (b *Bus) remote(entry string, decl *kernelv1.Listener, level kernelv1.Level, current func() (*route.Provider, error)) Listener {
 	return func(ctx context.Context, q *Request, next func(context.Context, *Request) (*Reply, error)) (*Reply, error) {
-		link, err := current()
+		p, err := route.Pin(q.Tree, current)
 		if err != nil {
 			return nil, err
 		}
-		leg, end, err := b.router.Begin(q.Tree, q.Leg, nil, link.provider)
+		link, ok := b.link(p)
+		if !ok {
+			return nil, p.Broken("its event stream is closed")
+		}
+		leg, end, err := b.router.Begin(q.Tree, q.Leg, nil, p)
 		if err != nil {
 			return nil, err
 		}
@@ -142,6 +147,13 @@ func (b *Bus) remote(entry string, decl *kernelv1.Listener, level kernelv1.Level
 	}
 }
 
+func (b *Bus) link(p *route.Provider) (*Link, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	l, ok := b.links[p]
+	return l, ok
+}
+
 // Emit dispatches an event for the plugin that calls. It must have declared it. The stamped answer is kept, under its id, until
 // it is taken or its call ends.
 func (b *Bus) Emit(ctx context.Context, c *ctxsvc.Context, caller *route.Provider, leg *route.Leg, r *kernelv1.EmitRequest) (*kernelv1.EmitReply, error) {
@@ -158,6 +170,7 @@ func (b *Bus) Emit(ctx context.Context, c *ctxsvc.Context, caller *route.Provide
 		q.Tree = leg.Tree
 	} else {
 		q.Tree = route.NewTree(route.Call{})
+		defer q.Tree.End()
 	}
 	opts := []ctxsvc.DispatchOption{}
 	if q.Tree.Agent != "" {

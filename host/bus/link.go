@@ -23,6 +23,7 @@ type Link struct {
 	stream   grpc.BidiStreamingClient[kernelv1.HostFrame, kernelv1.PluginFrame]
 	cancel   context.CancelFunc
 	done     chan struct{} // closed when the stream has ended
+	forget   func()
 	credits  chan struct{}
 
 	sendMu sync.Mutex // a gRPC stream takes one sender at a time
@@ -37,7 +38,7 @@ type Link struct {
 const framesPerDispatch = 2
 
 // Connect opens the bus stream of a generation that has been set up. Close ends it; so does the end of the process.
-func Connect(p *route.Provider, kernel kernelv1.PluginClient) (*Link, error) {
+func (b *Bus) Connect(p *route.Provider, kernel kernelv1.PluginClient) (*Link, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	stream, err := kernel.Bus(ctx)
 	if err != nil {
@@ -49,11 +50,20 @@ func Connect(p *route.Provider, kernel kernelv1.PluginClient) (*Link, error) {
 		credits: make(chan struct{}, maxInFlight), waiting: map[uint64]chan *kernelv1.PluginFrame{},
 	}
 	go l.receive()
+	b.mu.Lock()
+	b.links[p] = l
+	b.mu.Unlock()
+	l.forget = func() {
+		b.mu.Lock()
+		delete(b.links, p)
+		b.mu.Unlock()
+	}
 	return l, nil
 }
 
 // Close ends the stream and every dispatch on it.
 func (l *Link) Close() {
+	l.forget()
 	l.cancel()
 	<-l.done
 }

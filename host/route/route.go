@@ -155,9 +155,12 @@ func (h *handler) proxy(_ any, in grpc.ServerStream) error {
 	if err != nil {
 		return err
 	}
-	tree := NewTree(Call{})
+	var tree *Tree
 	if leg != nil {
 		tree = leg.Tree
+	} else {
+		tree = NewTree(Call{})
+		defer tree.End()
 	}
 	next, end, err := h.router.step(tree, leg, h.caller, capability)
 	if err != nil {
@@ -184,17 +187,30 @@ func (r *Router) step(tree *Tree, parent *Leg, caller *Provider, capability stri
 	if caller != nil {
 		name = caller.Entry
 	}
-	p, err := r.resolver.Resolve(name, capability)
+	p, err := Pin(tree, func() (*Provider, error) { return r.resolver.Resolve(name, capability) })
 	if err != nil {
 		return nil, nil, err
 	}
-	p = tree.Pin(p)
 	select {
 	case <-p.Done:
 		return nil, nil, p.gone()
 	default:
 	}
 	return r.Begin(tree, parent, caller, p)
+}
+
+// Pin is the generation that a tree uses of an entry; current finds the newest one. A swap between finding and pinning is met by
+// looking again.
+func Pin(tree *Tree, current func() (*Provider, error)) (*Provider, error) {
+	for {
+		p, err := current()
+		if err != nil {
+			return nil, err
+		}
+		if pinned, ok := tree.pin(p); ok {
+			return pinned, nil
+		}
+	}
 }
 
 // forward copies frames between the caller's stream and a new one to the provider of leg.

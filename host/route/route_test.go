@@ -300,12 +300,59 @@ func TestHopsAreBounded(t *testing.T) {
 }
 
 func TestTreeStaysOnItsGeneration(t *testing.T) {
-	tree := route.NewTree(route.Call{})
 	first, second := &route.Provider{Entry: "p", Generation: 1}, &route.Provider{Entry: "p", Generation: 2}
-	if tree.Pin(first) != first || tree.Pin(second) != first {
+	now := first
+	current := func() (*route.Provider, error) { return now, nil }
+	pin := func(tree *route.Tree) *route.Provider {
+		t.Helper()
+		p, err := route.Pin(tree, current)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	old, other := route.NewTree(route.Call{}), route.NewTree(route.Call{})
+	pin(old)
+	pin(other)
+	now = second
+	idle := first.Retire()
+	if pin(old) != first {
 		t.Error("a call tree saw two generations of one entry")
 	}
-	if route.NewTree(route.Call{}).Pin(second) != second {
+	fresh := route.NewTree(route.Call{})
+	if pin(fresh) != second {
 		t.Error("a new call tree did not get the new generation")
+	}
+	old.End()
+	old.End()
+	select {
+	case <-idle:
+		t.Error("the old generation is idle while a call tree is on it")
+	default:
+	}
+	other.End()
+	<-idle
+	busy := second.Retire()
+	select {
+	case <-busy:
+		t.Error("the new generation is idle while a call tree is on it")
+	default:
+	}
+	fresh.End()
+	<-busy
+}
+
+// TestRetiredWhilePinning is the moment between finding a generation and pinning it.
+func TestRetiredWhilePinning(t *testing.T) {
+	first, second := &route.Provider{Entry: "p", Generation: 1}, &route.Provider{Entry: "p", Generation: 2}
+	<-first.Retire()
+	found := []*route.Provider{first, second}
+	p, err := route.Pin(route.NewTree(route.Call{}), func() (*route.Provider, error) {
+		p := found[0]
+		found = found[1:]
+		return p, nil
+	})
+	if err != nil || p != second {
+		t.Errorf("pinned %v, %v", p, err)
 	}
 }

@@ -50,15 +50,16 @@ type Call struct {
 	Tag       string         // the front end's own mark, repeated in questions
 }
 
-// Tree is a call and everything it causes. It stays on the generations it first met.
+// Tree is a call and everything it causes. It stays on the generations it first met, and keeps them alive until it ends.
 type Tree struct {
 	Call
 
-	mu   sync.Mutex
-	pins map[string]*Provider // by entry
+	mu    sync.Mutex
+	pins  map[string]*Provider // by entry
+	ended bool
 }
 
-// NewTree starts a call tree. An empty id is made up.
+// NewTree starts a call tree. An empty id is made up. Whoever starts a tree ends it.
 func NewTree(call Call) *Tree {
 	if call.ID == "" {
 		call.ID = "c-" + strings.ToLower(rand.Text())
@@ -66,15 +67,71 @@ func NewTree(call Call) *Tree {
 	return &Tree{Call: call, pins: map[string]*Provider{}}
 }
 
-// Pin keeps the tree on the first generation of an entry that it met.
-func (t *Tree) Pin(p *Provider) *Provider {
+// pin is the generation of p's entry that the tree is on: the one it met first, or else p from now on. It fails when p was
+// retired meanwhile; then there is a newer one.
+func (t *Tree) pin(p *Provider) (*Provider, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if pinned, ok := t.pins[p.Entry]; ok {
-		return pinned
+		return pinned, true
+	}
+	// A hop that outlives its tree, a listener's late one for example, holds nothing.
+	if t.ended || !p.lease.take() {
+		return p, t.ended
 	}
 	t.pins[p.Entry] = p
-	return p
+	return p, true
+}
+
+// End lets the generations of the tree go. Later calls end nothing twice.
+func (t *Tree) End() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ended = true
+	for _, p := range t.pins {
+		p.lease.release()
+	}
+	clear(t.pins)
+}
+
+// lease counts the call trees that are on a generation.
+type lease struct {
+	mu      sync.Mutex
+	trees   int
+	retired bool
+	idle    chan struct{} // closed when retired and no tree is left
+}
+
+func (l *lease) take() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.retired {
+		return false
+	}
+	l.trees++
+	return true
+}
+
+func (l *lease) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.trees--; l.trees == 0 && l.retired {
+		close(l.idle)
+	}
+}
+
+// Retire makes new call trees go elsewhere. The channel is closed when the last tree on the generation has ended.
+func (p *Provider) Retire() <-chan struct{} {
+	l := &p.lease
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.retired {
+		l.retired, l.idle = true, make(chan struct{})
+		if l.trees == 0 {
+			close(l.idle)
+		}
+	}
+	return l.idle
 }
 
 // Leg is one hop of a tree: the time during which one generation serves it. Its token lets that generation, and no other,
@@ -198,6 +255,8 @@ type Provider struct {
 	// Done is closed when the generation is gone; Exit then says how it ended, and nothing before.
 	Done <-chan struct{}
 	Exit func() string
+
+	lease lease
 }
 
 // Needs reports whether the generation declared a need for a gRPC service, and the capability it is.

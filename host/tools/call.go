@@ -3,6 +3,7 @@ package tools
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -41,8 +42,12 @@ type Result struct {
 type Caller struct {
 	Registry *Registry
 	Router   *route.Router
-	// EndCall forgets what the host kept for a call: grants, answers.
-	EndCall func(call string)
+	// EndTree ends a call tree and forgets what the host kept for it: grants, answers.
+	EndTree func(*route.Tree)
+	// Before are events that go into the log in front of a call, After tells what the model must hear in front of its result; nil
+	// for neither.
+	Before func(context.Context, *session.Session) []session.Draft
+	After  func(context.Context, *session.Session) (text string, record []session.Draft)
 }
 
 // logTimeout bounds writing the end of a call whose caller is gone.
@@ -68,9 +73,14 @@ func (c *Caller) Call(ctx context.Context, r Request) (Result, error) {
 	tree := route.NewTree(route.Call{
 		Session: r.Session.Header().ID, Agent: r.Agent, Turn: turn, Authority: r.Authority, Tag: r.Tag,
 	})
-	_, err = r.Session.Append(ctx, session.Draft{Type: rules.TypeToolCall, Turn: turn, Data: rules.ToolCall{
+	defer c.EndTree(tree)
+	var first []session.Draft
+	if c.Before != nil {
+		first = c.Before(ctx, r.Session)
+	}
+	_, err = r.Session.AppendAll(ctx, append(first, session.Draft{Type: rules.TypeToolCall, Turn: turn, Data: rules.ToolCall{
 		Turn: turn, CallID: tree.ID, Name: r.Tool, Arguments: string(r.Arguments),
-	}})
+	}})...)
 	if err != nil {
 		// Best effort: what stays open is closed when the session is loaded again.
 		_ = c.endTurn(ctx, r.Session, turn, rules.Reason{Kind: rules.EndError, Error: &rules.Detail{Message: err.Error(), Code: "LOG_FAILED"}})
@@ -83,7 +93,16 @@ func (c *Caller) Call(ctx context.Context, r Request) (Result, error) {
 	// The end is recorded whether or not anybody still waits for it.
 	wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), logTimeout)
 	defer cancel()
-	if _, err := r.Session.Append(wctx, session.Draft{Type: rules.TypeToolResult, Turn: turn, Data: record(turn, result)}); err != nil {
+	var last []session.Draft
+	if c.After != nil {
+		var text string
+		if text, last = c.After(wctx, r.Session); text != "" {
+			result.Texts = append([]string{text}, result.Texts...)
+		}
+	}
+	if _, err := r.Session.AppendAll(wctx, append(last, session.Draft{Type: rules.TypeToolResult, Turn: turn, Data: record(turn, result)})...); err != nil {
+		// Ending the turn also closes the call, as one whose outcome the log does not know.
+		err = errors.Join(err, c.endTurn(wctx, r.Session, turn, rules.Reason{Kind: rules.EndError, Error: &rules.Detail{Message: err.Error(), Code: "LOG_FAILED"}}))
 		return Result{}, fault.New(codes.Internal, "LOG_FAILED", "tool %s ran, but its result could not be recorded: %v", r.Tool, err)
 	}
 	reason := rules.Reason{Kind: rules.EndCompleted}
@@ -98,15 +117,14 @@ func (c *Caller) Call(ctx context.Context, r Request) (Result, error) {
 
 // run hands the call to the plugin and makes a result of whatever comes back.
 func (c *Caller) run(ctx context.Context, t *tool, tree *route.Tree, r Request) Result {
-	defer c.EndCall(tree.ID)
 	if r.Begun != nil {
 		defer r.Begun(tree)()
 	}
-	p, err := t.provider()
+	p, err := route.Pin(tree, t.provider)
 	if err != nil {
 		return failed(tree.ID, fault.Reason(err), fault.Message(err))
 	}
-	leg, end, err := c.Router.Begin(tree, nil, nil, tree.Pin(p))
+	leg, end, err := c.Router.Begin(tree, nil, nil, p)
 	if err != nil {
 		return failed(tree.ID, fault.Reason(err), fault.Message(err))
 	}
@@ -155,7 +173,11 @@ func record(turn int64, r Result) rules.ToolResult {
 		out.Content = append(out.Content, rules.Content{Type: "text", Text: t})
 	}
 	if r.IsError {
-		out.Error = &rules.ToolError{Name: "ToolError", Code: r.ErrorCode}
+		code := r.ErrorCode
+		if code == rules.CodeNotStarted || code == rules.CodeOutcomeUnknown {
+			code = "TOOL_FAILED" // those two are the repair's to say
+		}
+		out.Error = &rules.ToolError{Name: "ToolError", Code: code}
 	}
 	return out
 }

@@ -98,8 +98,8 @@ func (w world) run(ctx context.Context, args []string) int {
 		err = a.usage(cmd, err)
 	}
 	code := a.report(err)
-	if cmd.Name() == "run" && !isExit(err) {
-		return exitRun
+	if cmd.Name() == "run" && !isExit(err) && code < exitRun {
+		return exitRun // the codes below are the command's
 	}
 	return code
 }

@@ -22,7 +22,7 @@ func furnished() *fake {
 	}
 	f.tools = []*controlv1.Tool{
 		{Name: "bash", Description: "Run a command.\nNo state is kept.", InputSchema: []byte(`{"type":"object","properties":{"command":{"type":"string"}}}`), Entry: "bash"},
-		{Name: "read", Description: "Read \u202ea file.", InputSchema: []byte(`{}`), Entry: "fs"},
+		{Name: "read", Description: "Read \u00a0a file.", InputSchema: []byte(`{}`), Entry: "fs"},
 	}
 	f.sessions = []*controlv1.SessionInfo{
 		{Id: "s0", Cwd: "/srv/a", CreatedMs: 1_700_000_000_000, Events: 12},
@@ -31,7 +31,7 @@ func furnished() *fake {
 	f.events = []*controlv1.LogEvent{
 		{Seq: 0, TimeMs: 1_700_000_001_234, Type: "turn/start", Turn: 1, Data: []byte(`{"turn":1}`), Hash: "aa"},
 		{Seq: 1, TimeMs: 1_700_000_001_240, Type: "sandbox/mode", Data: []byte(`{"mode":"workspace-write"}`), Hash: "bb"},
-		{Seq: 2, TimeMs: 1_700_000_001_250, Type: "tool/call", Turn: 1, Data: []byte("{\"name\":\"b\u202eash\"}"), Hash: "cc"},
+		{Seq: 2, TimeMs: 1_700_000_001_250, Type: "tool/call", Turn: 1, Data: []byte("{\"name\":\"b\u00a0ash\"}"), Hash: "cc"},
 	}
 	f.inspect = &sandboxv1.InspectReply{
 		Selected: "bwrap",

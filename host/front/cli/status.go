@@ -104,7 +104,8 @@ func (a *app) printStatus(r *controlv1.StatusReply) error {
 	}
 	for _, e := range r.GetEntries() {
 		if e.GetProblem() != "" {
-			if err := a.print("%s: %s: %s\n", e.GetPlace(), e.GetId(), e.GetProblem()); err != nil {
+			problem := strings.ReplaceAll(strings.TrimSpace(e.GetProblem()), "\n", "\n  ")
+			if err := a.print("%s: %s: %s\n", e.GetPlace(), e.GetId(), problem); err != nil {
 				return err
 			}
 		}
