@@ -31,7 +31,8 @@ func statOf(path string) (stat, error) {
 	if !ok {
 		return stat{}, fmt.Errorf("%s: no file status", path)
 	}
-	return stat{uint64(st.Dev), st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()}, nil
+	mtime, ctime := times(st)
+	return stat{uint64(st.Dev), st.Ino, st.Size, mtime.Nano(), ctime.Nano()}, nil
 }
 
 // racy is how old a change must be for its time to prove anything: file systems count in steps, and two changes
