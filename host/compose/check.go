@@ -314,8 +314,9 @@ func (c *checker) needs() {
 		unpoliced := p.manifest.GetConfines() && confinedBy.manifest == nil && p.offers(policyCapability) == nil
 		if unpoliced && c.complete {
 			d := c.fail(p.entry, "use", CodeNoPolicy, "%q (line %d) confines what it runs, but nothing offers %q in %s", p.name, p.entry.Place.Line, policyCapability, realmName(p.realm(policyCapability)))
-			c.elsewhere(d, p, policyCapability)
-			d.hint("add a row for a policy plugin, such as sandbox-policy; without one nothing says how far a call may reach")
+			if !c.elsewhere(d, p, policyCapability) {
+				d.hint("add a row for a policy plugin, such as sandbox-policy; without one nothing says how far a call may reach")
+			}
 		}
 		for _, n := range p.manifest.GetNeeds() {
 			c.need(p, n, unpoliced)
