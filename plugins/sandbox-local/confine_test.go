@@ -375,6 +375,7 @@ func TestConfinedRefusals(t *testing.T) {
 	a := newArena(t, arenaBase(t))
 	must(t, os.Symlink(a.ws, a.base+"/alias"))
 	must(t, os.Symlink("conf/compose.yml", a.ws+"/compose-link.yml"))
+	must(t, os.Symlink("conf", a.ws+"/conf-link"))
 	must(t, os.Link(a.ws+"/conf/compose.yml", a.ws+"/conf/hard.yml"))
 	must(t, os.MkdirAll(a.ws+"/bin", 0o755))
 	good := func() *sandboxv1.ConfineRequest {
@@ -408,6 +409,12 @@ func TestConfinedRefusals(t *testing.T) {
 		{"protected link", func(r *sandboxv1.ConfineRequest, in *surroundings) {
 			r.WorkspaceRoot, in.protected = a.ws, []string{a.ws + "/compose-link.yml"}
 		}, codes.FailedPrecondition, reasonNotExpressible, "symbolic link"},
+		{"protected behind a link", func(r *sandboxv1.ConfineRequest, in *surroundings) {
+			r.WorkspaceRoot, in.protected = a.ws, []string{a.ws + "/conf-link/compose.yml"}
+		}, codes.FailedPrecondition, reasonNotExpressible, "symbolic link"},
+		{"protected by way of a link outside", func(r *sandboxv1.ConfineRequest, in *surroundings) {
+			r.WorkspaceRoot, in.protected = a.ws, []string{a.base + "/alias/f"}
+		}, codes.OK, "", ""},
 		{"protected hard link", func(r *sandboxv1.ConfineRequest, in *surroundings) {
 			r.WorkspaceRoot, in.protected = a.ws, []string{a.ws + "/conf/compose.yml"}
 		}, codes.FailedPrecondition, reasonNotExpressible, "hard links"},

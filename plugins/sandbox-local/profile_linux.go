@@ -289,7 +289,11 @@ func (p *profile) protect(in surroundings, hidden []string) error {
 		if !filepath.IsAbs(path) {
 			return notExpressible("protected path %q is not absolute", path)
 		}
-		path = filepath.Join(sandbox.CanonicalPath(filepath.Dir(path)), filepath.Base(path))
+		spelled := path
+		path, link := walk(path, p.root)
+		if link != "" {
+			return notExpressible("the way to the protected path %q leads over the symbolic link %q in the workspace, which could be replaced; put the file itself there", spelled, link)
+		}
 		if sandbox.Contains(path, p.root) {
 			return notExpressible("workspace root %q lies inside the protected path %q", p.root, path)
 		}
@@ -298,12 +302,10 @@ func (p *profile) protect(in surroundings, hidden []string) error {
 		}
 		fi, err := os.Lstat(path)
 		switch {
-		case errors.Is(err, fs.ErrNotExist):
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 			continue
 		case err != nil:
 			return notExpressible("protected path %q: %v", path, err)
-		case fi.Mode()&os.ModeSymlink != 0:
-			return notExpressible("protected path %q is a symbolic link, which could be replaced; put the file itself there", path)
 		}
 		if st, ok := fi.Sys().(*syscall.Stat_t); ok && fi.Mode().IsRegular() && st.Nlink > 1 {
 			return notExpressible("protected file %q has %d hard links, through which it could be written; copy it", path, st.Nlink)
@@ -338,6 +340,24 @@ func (p *profile) protect(in surroundings, hidden []string) error {
 		p.add(bind[path], path, path)
 	}
 	return nil
+}
+
+// walk follows a path without symbolic links as far as it exists. A link that lies in root ends it: whoever can write
+// there can make it lead elsewhere, so that what it leads to now is beside the point.
+func walk(path, root string) (canonical, link string) {
+	at := "/"
+	for _, part := range strings.Split(strings.Trim(filepath.Clean(path), "/"), "/") {
+		at = filepath.Join(at, part)
+		fi, err := os.Lstat(at)
+		if err != nil || fi.Mode()&os.ModeSymlink == 0 {
+			continue
+		}
+		if sandbox.Contains(root, at) {
+			return "", at
+		}
+		at = sandbox.CanonicalPath(at)
+	}
+	return at, ""
 }
 
 // hidden are the directories and files to cover, canonical: those of the deployment, and runtime directories of this user
