@@ -27,7 +27,8 @@ func (s strictServer) Resolve(context.Context, *policyv1.ResolveRequest) (*polic
 	return &policyv1.ResolveReply{Mode: "read-only", WorkspaceRoot: s.root, Source: "default"}, nil
 }
 
-func TestStrict(t *testing.T) {
+// testStrict would be TestStrict beside the plugin.
+func testStrict(t *testing.T) {
 	p := plugintest.Start(t, strict)
 	ctx := p.Stamp(t.Context(), plugin.Call{Session: "s1"})
 	r, err := policyv1.NewPolicyClient(p.Conn()).Resolve(ctx, &policyv1.ResolveRequest{})
@@ -41,5 +42,5 @@ func TestStrict(t *testing.T) {
 
 // A plugin's whole test: start it, call it as the host would, look at the answer.
 func Example() {
-	_ = TestStrict
+	_ = testStrict
 }

@@ -56,6 +56,8 @@ func probe(do func(ctx context.Context, c *plugin.Context) (string, error)) plug
 	}
 }
 
+func TestExample(t *testing.T) { testStrict(t) }
+
 func nothing(context.Context, *plugin.Context) (string, error) { return "", nil }
 
 func TestLoadReports(t *testing.T) {
