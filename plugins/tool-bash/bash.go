@@ -96,15 +96,16 @@ type arguments struct {
 }
 
 // call runs one call, in the order that matters: what is wrong with the arguments is said before anything else; the standing
-// policy is resolved; a wider mode is asked for, which can only widen that; the working directory is settled; the
+// policy is resolved, where it matters; a wider mode is asked for, which can only widen that; the working directory is settled; the
 // command runs.
 func (b *bash) call(ctx context.Context, raw json.RawMessage) (*toolsv1.CallReply, error) {
 	args, err := b.parse(raw)
 	if err != nil {
 		return nil, fault.New(codes.InvalidArgument, "INVALID_ARGUMENTS", "%v", err)
 	}
+	// Only for what is checked and asked here: the shell resolves the policy for itself and takes no mode from anybody.
 	var standing *policyv1.ResolveReply
-	if b.policy != nil {
+	if b.policy != nil && args.needsPolicy() {
 		if standing, err = b.policy.Resolve(ctx, &policyv1.ResolveRequest{}); err != nil {
 			return nil, aborted(ctx, err)
 		}
@@ -133,6 +134,11 @@ func (b *bash) call(ctx context.Context, raw json.RawMessage) (*toolsv1.CallRepl
 	out := plugin.Text(render(reply, b.confines))
 	out.Meta = meta
 	return out, nil
+}
+
+// needsPolicy: a widening is measured against the standing mode, and a relative directory starts at the root.
+func (a arguments) needsPolicy() bool {
+	return a.escalate != "" || a.workdir != "" && !filepath.IsAbs(a.workdir)
 }
 
 // aborted is the error of a call that its caller gave up.
@@ -211,8 +217,8 @@ func (b *bash) parse(raw []byte) (arguments, error) {
 	return out, nil
 }
 
-// resolveWorkdir is where the command starts: the session's root unless the call names another directory, which may be
-// relative to it. Whether it is there is for the shell to say, in the world the command sees.
+// resolveWorkdir is where the command starts: root, which is the session's or left to the shell when it is empty, unless the
+// call names another directory, which may be relative to it. Whether it is there is for the shell to say, in the world the command sees.
 func resolveWorkdir(workdir, root string) (string, error) {
 	switch {
 	case workdir == "":

@@ -82,9 +82,11 @@ func (a approvalFake) Request(ctx context.Context, r *approvalv1.ApprovalRequest
 }
 
 // bashes runs the command for real, without any sandbox: what a shell provider does is not this plugin's test.
-func bashes(ctx context.Context, r *shellv1.RunRequest) (*shellv1.RunReply, error) {
+func bashes(ctx context.Context, root string, r *shellv1.RunRequest) (*shellv1.RunReply, error) {
 	cmd := exec.CommandContext(ctx, "bash", "-c", r.GetCommand())
-	cmd.Dir = r.GetWorkdir()
+	if cmd.Dir = r.GetWorkdir(); cmd.Dir == "" {
+		cmd.Dir = root
+	}
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	_ = cmd.Run() // the exit code says it
@@ -98,7 +100,9 @@ func bashes(ctx context.Context, r *shellv1.RunRequest) (*shellv1.RunReply, erro
 
 func newWorld(mode, root string) *world {
 	return &world{
-		run: bashes,
+		run: func(ctx context.Context, r *shellv1.RunRequest) (*shellv1.RunReply, error) {
+			return bashes(ctx, root, r)
+		},
 		resolve: func() (*policyv1.ResolveReply, error) {
 			return &policyv1.ResolveReply{Mode: mode, WorkspaceRoot: root}, nil
 		},
@@ -464,12 +468,12 @@ func TestRequest(t *testing.T) {
 		want            *shellv1.RunRequest
 		err             string
 	}{
-		{name: "defaults to the session's root", arguments: `{"command":"x","description":"d"}`, want: &shellv1.RunRequest{Command: "x", Workdir: "/ws"}},
+		{name: "defaults to the session's root, which the shell knows", arguments: `{"command":"x","description":"d"}`, want: &shellv1.RunRequest{Command: "x"}},
 		{name: "an explicit absolute workdir overrides the session cwd", arguments: `{"command":"x","workdir":"/else where"}`, want: &shellv1.RunRequest{Command: "x", Workdir: "/else where"}},
 		{name: "a relative workdir is resolved against the session cwd", arguments: `{"command":"x","workdir":"a/../b"}`, want: &shellv1.RunRequest{Command: "x", Workdir: "/ws/a/../b"}},
-		{name: "a time limit", arguments: `{"command":"x","timeoutMs":1500}`, want: &shellv1.RunRequest{Command: "x", Workdir: "/ws", TimeoutMs: 1500}},
-		{name: "a fraction counts up", arguments: `{"command":"x","timeoutMs":0.2}`, want: &shellv1.RunRequest{Command: "x", Workdir: "/ws", TimeoutMs: 1}},
-		{name: "an absurd one is cut", arguments: `{"command":"x","timeoutMs":1e300}`, want: &shellv1.RunRequest{Command: "x", Workdir: "/ws", TimeoutMs: maxTimeoutMs}},
+		{name: "a time limit", arguments: `{"command":"x","timeoutMs":1500}`, want: &shellv1.RunRequest{Command: "x", TimeoutMs: 1500}},
+		{name: "a fraction counts up", arguments: `{"command":"x","timeoutMs":0.2}`, want: &shellv1.RunRequest{Command: "x", TimeoutMs: 1}},
+		{name: "an absurd one is cut", arguments: `{"command":"x","timeoutMs":1e300}`, want: &shellv1.RunRequest{Command: "x", TimeoutMs: maxTimeoutMs}},
 		{name: "falls back to the executor default without a policy", noPolicy: true, arguments: `{"command":"x"}`, want: &shellv1.RunRequest{Command: "x"}},
 		{name: "a relative workdir without a policy", noPolicy: true, arguments: `{"command":"x","workdir":"a"}`, err: `invalid workdir: "a" is relative`},
 	} {
@@ -515,7 +519,7 @@ func TestFaults(t *testing.T) {
 	w.resolve = func() (*policyv1.ResolveReply, error) {
 		return nil, fault.New(codes.FailedPrecondition, "UNKNOWN_MODE", "sandbox/mode carries unknown mode")
 	}
-	r := call(t, start(t, w), inSession, `{"command":"true"}`)
+	r := call(t, start(t, w), inSession, `{"command":"true","workdir":"sub"}`)
 	if steps, _ := did[*shellv1.RunRequest](w); steps != "resolve" || r.GetErrorCode() != "UNKNOWN_MODE" {
 		t.Errorf("%v, did %s", r, steps)
 	}
