@@ -432,6 +432,28 @@ func TestGrants(t *testing.T) {
 	}
 }
 
+// overlapping calls settle with their OWN modes (an escalated one next to a default one)
+func TestOverlapping(t *testing.T) {
+	f := start(t, sandbox.ReadOnly, plainly(bwrapDialect), plugintest.Redeems(func(_ context.Context, g string) (*kernelv1.RedeemGrantReply, error) {
+		return &kernelv1.RedeemGrantReply{Scope: "sandbox-mode", Value: g}, nil
+	}))
+	var all sync.WaitGroup
+	for i := range 24 {
+		grant, mode := "", "read-only"
+		if i%3 > 0 {
+			grant = []string{"workspace-write", "danger-full-access"}[i%3-1]
+			mode = grant
+		}
+		all.Go(func() {
+			r, err := f.run(t.Context(), &shellv1.RunRequest{Command: fmt.Sprintf("echo %d", i), Grant: grant})
+			if err != nil || r.GetSandbox().GetMode() != mode || string(r.GetStdout().GetData()) != fmt.Sprintf("%d\n", i) {
+				t.Errorf("call %d: %v, %v; want mode %s", i, r, err, mode)
+			}
+		})
+	}
+	all.Wait()
+}
+
 func TestClassification(t *testing.T) {
 	const notice = "landlock-run: partial enforcement (older Landlock ABI)"
 	for _, tt := range []struct {
