@@ -20,36 +20,38 @@ import (
 )
 
 func platformRunners(cfg Config, in surroundings) []runner {
-	return []runner{&bwrap{in: in}}
+	return []runner{bwrapRunner{in}}
 }
 
 func noRunner(cfg Config) *sandboxv1.RunnerReport {
 	return &sandboxv1.RunnerReport{Name: cfg.Runner, Reason: "there is no such runner on this platform"}
 }
 
+// bwrapRunner looks for bubblewrap.
+type bwrapRunner struct{ in surroundings }
+
 // bwrap runs commands in bubblewrap, one sandbox per call.
 type bwrap struct {
-	in surroundings
-
-	// Set by a probe that found the runner usable.
-	path    string
-	seccomp []byte
+	in      surroundings
+	path    string // canonical
+	seccomp []byte // program for --seccomp
 }
 
-func (b *bwrap) name() string { return "bwrap" }
+func (bwrapRunner) name() string { return "bwrap" }
+func (*bwrap) name() string      { return "bwrap" }
 
 // probeGrace is how long a trial that ran out of time has between SIGTERM and SIGKILL. Nothing in it needs cleaning up.
 const probeGrace = 50 * time.Millisecond
 
 // probe looks bubblewrap up and runs the full profile around a command that does nothing. Anything less, like asking for
 // its version, says nothing about the kernel.
-func (b *bwrap) probe(ctx context.Context) *sandboxv1.RunnerReport {
-	report := &sandboxv1.RunnerReport{Name: b.name()}
-	refuse := func(reason, fix string) *sandboxv1.RunnerReport {
+func (r bwrapRunner) probe(ctx context.Context) (confiner, *sandboxv1.RunnerReport) {
+	report := &sandboxv1.RunnerReport{Name: r.name()}
+	refuse := func(reason, fix string) (confiner, *sandboxv1.RunnerReport) {
 		report.Reason, report.Fix = reason, fix
-		return report
+		return nil, report
 	}
-	path, err := findBwrap(b.in.getenv("PATH"))
+	path, err := findBwrap(r.in.getenv("PATH"))
 	if err != nil {
 		return refuse(err.Error(), "install bubblewrap (package bubblewrap) where PATH finds it")
 	}
@@ -57,7 +59,7 @@ func (b *bwrap) probe(ctx context.Context) *sandboxv1.RunnerReport {
 	if err != nil {
 		return refuse(err.Error(), "")
 	}
-	b.path, b.seccomp = path, program
+	b := &bwrap{in: r.in, path: path, seccomp: program}
 	report.Version = bwrapVersion(ctx, path)
 	reply, err := b.confine(request{argv: []string{"/bin/sh", "-c", "exit 0"}, cwd: "/", mode: sandbox.ReadOnly, root: "/"})
 	if err != nil {
@@ -72,8 +74,7 @@ func (b *bwrap) probe(ctx context.Context) *sandboxv1.RunnerReport {
 	case result.Cause != nil:
 		return refuse("the trial run was ended: "+result.Cause.Error(), "")
 	case result.Code == 0:
-		report.Usable = true
-		return report
+		return b, report
 	}
 	reason, fix := diagnose(stderr, result)
 	return refuse(reason, fix)

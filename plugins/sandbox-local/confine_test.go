@@ -568,3 +568,26 @@ func TestConfinedOpenRights(t *testing.T) {
 		t.Errorf("reading outside: %v, vector %q", o, rights["read"])
 	}
 }
+
+// Looking again must not disturb the calls that go on meanwhile.
+func TestConfinedWhileLookingAgain(t *testing.T) {
+	requireBwrap(t)
+	a := newArena(t, arenaBase(t))
+	p := newProvider(Config{Runner: "auto", ProbeTimeoutMs: 60000}, slog.New(slog.DiscardHandler), a.in)
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			if r, err := p.Inspect(t.Context(), &sandboxv1.InspectRequest{ProbeAgain: true}); err != nil || r.GetSelected() != "bwrap" {
+				t.Errorf("%v, %v", r, err)
+			}
+		})
+		wg.Go(func() {
+			for range 5 {
+				if _, err := p.Confine(t.Context(), &sandboxv1.ConfineRequest{Argv: []string{"true"}, Cwd: a.ws, Mode: "workspace-write", WorkspaceRoot: a.ws}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}

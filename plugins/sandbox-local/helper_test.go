@@ -462,14 +462,14 @@ func requireBwrap(t *testing.T) {
 		if probed.path != "" {
 			return nil
 		}
-		b := bwrap{in: surroundings{getenv: os.Getenv}}
 		// Whether this machine is quick enough is another question than whether it can.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if r := b.probe(ctx); !r.GetUsable() {
-			return errors.New(r.GetReason())
+		usable, report := bwrapRunner{surroundings{getenv: os.Getenv}}.probe(ctx)
+		if usable == nil {
+			return errors.New(report.GetReason())
 		}
-		probed = b
+		probed = *usable.(*bwrap)
 		return nil
 	})
 }

@@ -46,9 +46,14 @@ type request struct {
 // runner is one way to confine on this platform.
 type runner interface {
 	name() string
-	// probe finds out whether the runner works by running something in it, in at most the configured time.
-	probe(ctx context.Context) *sandboxv1.RunnerReport
-	// confine is only called after a probe that said usable.
+	// probe finds out whether the runner works by running something in it, until ctx ends. It returns what confines, nil if
+	// the runner is not usable.
+	probe(ctx context.Context) (confiner, *sandboxv1.RunnerReport)
+}
+
+// confiner is a runner that has been found to work.
+type confiner interface {
+	name() string
 	confine(request) (*sandboxv1.ConfineReply, error)
 	enforcement() *sandboxv1.Enforcement
 }
@@ -68,7 +73,7 @@ type provider struct {
 }
 
 type verdict struct {
-	selected runner // nil: none is usable
+	selected confiner // nil: none is usable
 	reports  []*sandboxv1.RunnerReport
 	// late: a probe ran out of time. That says more about the machine at this moment than about the runner, so it stands
 	// for the calls that waited for it and no longer.
@@ -119,12 +124,13 @@ func (p *provider) choose(again bool) *verdict {
 	v := &verdict{}
 	for _, r := range p.runners {
 		ctx, cancel := context.WithTimeout(context.Background(), p.cfg.probeTimeout())
-		report := r.probe(ctx)
-		v.late = v.late || !report.GetUsable() && ctx.Err() != nil
+		usable, report := r.probe(ctx)
+		report.Usable = usable != nil
+		v.late = v.late || usable == nil && ctx.Err() != nil
 		cancel()
 		v.reports = append(v.reports, report)
-		if report.GetUsable() {
-			v.selected, v.late = r, false
+		if usable != nil {
+			v.selected, v.late = usable, false
 			p.log.Info("sandbox runner selected", "runner", r.name(), "version", report.GetVersion())
 			break
 		}

@@ -11,7 +11,8 @@ const (
 
 // stage is the first program inside the sandbox. It looks at what it has been given rather than at what was asked for,
 // and runs the command only if no capability is left, privileges cannot be gained, the seccomp program is in force, it is
-// pid 1 of a pid namespace and the root is read-only. A bubblewrap of another version or build, or a kernel that
+// pid 1 of a pid namespace and the root is read-only. (The bounding set stays full where root cannot make a user
+// namespace; with no_new_privs nothing can be gained from it, see capabilities(7).) A bubblewrap of another version or build, or a kernel that
 // answers differently, then costs a refusal and not a command with root's powers.
 //
 // It is a shell script because a shell is there already and starts in well under a millisecond. The command is passed as
@@ -25,15 +26,15 @@ refuse() { printf '` + stagePrefix + `%s\n' "$*" >&2; exit 125; }
 seen=0
 while read -r key value rest; do
 	case $key in
-	CapInh:|CapPrm:|CapEff:|CapBnd:|CapAmb:) [ "$value" = 0000000000000000 ] || refuse "capabilities are left: $key $value" ;;
+	CapInh:|CapPrm:|CapEff:|CapAmb:) [ "$value" = 0000000000000000 ] || refuse "capabilities are left: $key $value" ;;
 	NoNewPrivs:) [ "$value" = 1 ] || refuse "privileges can be gained: $key $value" ;;
 	Seccomp:) [ "$value" = 2 ] || refuse "no seccomp program: $key $value" ;;
 	*) continue ;;
 	esac
 	seen=$((seen + 1))
-	[ "$seen" = 7 ] && break
+	[ "$seen" = 6 ] && break
 done </proc/self/status
-[ "$seen" = 7 ] || refuse "/proc/self/status says too little"
+[ "$seen" = 6 ] || refuse "/proc/self/status says too little"
 [ "$$" = 1 ] || refuse "no pid namespace: pid $$"
 [ -w / ] && refuse "the root is writable"
 unset key value rest seen
