@@ -128,6 +128,9 @@ func (c *container) post(fn func()) {
 }
 
 func (c *container) mail() {
+	fr, id := &frame{kind: frameMail}, goid()
+	c.frames.push(id, fr)
+	defer c.frames.pop(id, fr)
 	for {
 		c.mu.Lock()
 		batch := c.outbox
@@ -160,6 +163,7 @@ const (
 	frameSetup                   // set-up of an effect: the fiber's unload
 	frameUndo                    // a disposer: the fiber's unload
 	frameCreate                  // an observer of the fiber's creation
+	frameMail                    // an observer that is told afterwards: no fiber, only Quiesce
 )
 
 // frame marks code the container is running (or waiting for) on behalf of a
@@ -207,10 +211,7 @@ func (t *frameTable) pop(id uint64, f *frame) {
 	t.mu.Unlock()
 }
 
-type (
-	frameKey  struct{} // *frame: code running with this context
-	framesKey struct{} // []*frame: code a helper goroutine of a dispatch acts for
-)
+type frameKey struct{} // *frame: code running with this context
 
 // current collects the frames the caller runs in: those of its goroutine and
 // those its context carries.
@@ -225,13 +226,6 @@ func (c *container) current(ctx context.Context) []*frame {
 	c.frames.mu.Unlock()
 	if f, ok := ctx.Value(frameKey{}).(*frame); ok {
 		for ; f != nil; f = f.outer {
-			if !f.ended.Load() {
-				out = append(out, f)
-			}
-		}
-	}
-	if fs, ok := ctx.Value(framesKey{}).([]*frame); ok {
-		for _, f := range fs {
 			if !f.ended.Load() {
 				out = append(out, f)
 			}
@@ -252,6 +246,25 @@ func goid() uint64 {
 	}
 	id, _ := strconv.ParseUint(string(buf[prefix:end]), 10, 64)
 	return id
+}
+
+// adopt lets the current goroutine act for the code in frames until release is
+// called.
+func (t *frameTable) adopt(frames []*frame) (release func()) {
+	if len(frames) == 0 {
+		return func() {}
+	}
+	id := goid()
+	own := make([]*frame, len(frames))
+	for i, f := range frames {
+		own[i] = &frame{fiber: f.fiber, kind: f.kind, effect: f.effect}
+		t.push(id, own[i])
+	}
+	return func() {
+		for i := len(own) - 1; i >= 0; i-- {
+			t.pop(id, own[i])
+		}
+	}
 }
 
 // spawn runs foreign code on a goroutine of its own and delivers its error.

@@ -627,9 +627,7 @@ func Parallel[Q, A any](ctx context.Context, x *Context, ev Event[Q, A], q Q, op
 		return err
 	}
 	f := &flow[Q, A]{dispatch: d}
-	if fr := f.c.current(ctx); len(fr) > 0 {
-		ctx = context.WithValue(ctx, framesKey{}, fr) // the goroutines below act for the caller
-	}
+	frames := f.c.current(ctx)
 	errs := make([]error, len(f.list))
 	var wg sync.WaitGroup
 	for i, l := range f.list {
@@ -643,6 +641,7 @@ func Parallel[Q, A any](ctx context.Context, x *Context, ev Event[Q, A], q Q, op
 		wg.Add(1)
 		go func() { // ends with the listener; Parallel waits for it
 			defer wg.Done()
+			defer f.c.frames.adopt(frames)() // a wait here keeps the caller waiting
 			err := errGoexit
 			defer func() {
 				if err != nil {
