@@ -9,8 +9,8 @@
 //     terminal can be typed into.
 //   - It gets SIGKILL when this process dies. The kernel ties that to the thread that forked, so the thread is kept until
 //     the process has been reaped.
-//   - It ends when its context does: SIGTERM to its group, SIGKILL after the grace period, also when the leader is long
-//     gone by then. What it leaves running in its group when it ends by itself is killed, too. Leaders are reaped last, so
+//   - It ends when its context does: SIGTERM to its group (to the processes below it if it is a runner, which would die of
+//     it and take the command along), SIGKILL after the grace period, also when the leader is long gone by then. What it leaves running in its group when it ends by itself is killed, too. Leaders are reaped last, so
 //     no signal can reach a recycled process group.
 //   - Its output is copied byte for byte. Whoever keeps a pipe open beyond the leader's end delays the result by the
 //     grace period at most.

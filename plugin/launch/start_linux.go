@@ -25,8 +25,9 @@ const pollPeriod = 15 * time.Millisecond
 
 // Process is a running command. Its life is told in supervise.
 type Process struct {
-	pid   int
-	grace time.Duration
+	pid    int
+	grace  time.Duration
+	runner bool // the leader confines the command
 
 	exited  chan struct{} // the leader has exited and is still a zombie
 	settled chan struct{} // nothing will be signalled any more: the leader may be reaped
@@ -62,6 +63,7 @@ func Start(ctx context.Context, spec Spec) (*Process, error) {
 
 	p := &Process{
 		grace:   c.grace,
+		runner:  spec.Launch != nil,
 		exited:  make(chan struct{}),
 		settled: make(chan struct{}),
 		done:    make(chan struct{}),
@@ -168,7 +170,7 @@ func Start(ctx context.Context, spec Spec) (*Process, error) {
 // Pid is the leader's process id, which is also its group's and session's.
 func (p *Process) Pid() int { return p.pid }
 
-// Terminate ends the command: SIGTERM to its group, SIGKILL after the grace period. The first cause counts; nil stands
+// Terminate ends the command: SIGTERM to its group, or to what runs below its runner, and SIGKILL after the grace period. The first cause counts; nil stands
 // for "terminated". It does not wait.
 func (p *Process) Terminate(cause error) {
 	p.stopOnce.Do(func() {
@@ -237,7 +239,14 @@ func (p *Process) supervise(unwatch func() bool) {
 	terminate := func() {
 		stop = nil
 		family.look()
-		p.signal(syscall.SIGTERM)
+		// A runner passes no signals on: SIGTERM would end it, and with it, at once, the command that should have had the
+		// grace period. So the processes below it are asked instead. Where there is no more than one, the runner is not done
+		// with its own setup, and nothing is lost.
+		if p.runner && len(family.fds) > 1 {
+			family.signal(unix.SIGTERM)
+		} else {
+			p.signal(syscall.SIGTERM)
+		}
 		deadline = time.After(p.grace)
 	}
 
@@ -253,7 +262,7 @@ func (p *Process) supervise(unwatch func() bool) {
 			deadline = nil
 			family.look()
 			p.signal(syscall.SIGKILL)
-			family.kill()
+			family.signal(unix.SIGKILL)
 		}
 	}
 
@@ -286,7 +295,7 @@ func (p *Process) supervise(unwatch func() bool) {
 		}
 	}
 	p.signal(syscall.SIGKILL)
-	family.kill()
+	family.signal(unix.SIGKILL)
 
 	// With everybody dead that can be reached, what is in the pipes is all there will be.
 	for _, o := range p.outputs {

@@ -110,10 +110,10 @@ func (t *tree) look() {
 	}
 }
 
-func (t *tree) kill() {
+func (t *tree) signal(sig unix.Signal) {
 	for _, fd := range t.fds {
 		// ESRCH: it has ended, which is all that is wanted.
-		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+		_ = unix.PidfdSendSignal(fd, sig, nil, 0)
 	}
 }
 

@@ -312,7 +312,7 @@ func TestConfinedEnds(t *testing.T) {
 	requireBwrap(t)
 	a := newArena(t, arenaBase(t))
 	script := `(trap "" TERM HUP; setsid sh -c 'trap "" TERM; sleep 300; :' "$TOKEN" >/dev/null 2>&1 </dev/null) & sh -c 'sleep 300; :' "$TOKEN" & echo up; wait`
-	start := func(ctx context.Context) (*launch.Process, *bytes.Buffer) {
+	start := func(ctx context.Context) *launch.Process {
 		reply, err := a.confine("workspace-write", a.ws, "sh", "-c", script)
 		must(t, err)
 		up := &signalWriter{first: make(chan struct{})}
@@ -322,10 +322,10 @@ func TestConfinedEnds(t *testing.T) {
 		if len(a.running()) == 0 {
 			t.Fatal("control: nothing runs")
 		}
-		return p, nil
+		return p
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	p, _ := start(ctx)
+	p := start(ctx)
 	cancel()
 	if r := p.Wait(); !errors.Is(r.Cause, context.Canceled) {
 		t.Errorf("%+v", r)
@@ -334,7 +334,7 @@ func TestConfinedEnds(t *testing.T) {
 		t.Errorf("cancelled, and %v still run", left)
 	}
 	// The runner killed from outside.
-	p, _ = start(t.Context())
+	p = start(t.Context())
 	must(t, syscall.Kill(p.Pid(), syscall.SIGKILL))
 	p.Wait()
 	for end := time.Now().Add(10 * time.Second); len(a.running()) > 0; time.Sleep(10 * time.Millisecond) {
@@ -344,14 +344,25 @@ func TestConfinedEnds(t *testing.T) {
 	}
 }
 
+// signalWriter tells when the first output has come.
 type signalWriter struct {
 	once  sync.Once
 	first chan struct{}
+	mu    sync.Mutex
+	buf   bytes.Buffer
 }
 
 func (w *signalWriter) Write(p []byte) (int, error) {
 	w.once.Do(func() { close(w.first) })
-	return len(p), nil
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.buf.Write(p)
+}
+
+func (w *signalWriter) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.buf.String()
 }
 
 func TestConfinedAtOnce(t *testing.T) {
@@ -590,4 +601,32 @@ func TestConfinedWhileLookingAgain(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// A confined command has its grace period, too: it is told to end, and killed only when it does not.
+func TestConfinedTermination(t *testing.T) {
+	requireBwrap(t)
+	a := newArena(t, arenaBase(t))
+	for _, c := range []struct {
+		script string
+		grace  time.Duration
+		code   int
+		out    string
+	}{
+		{`trap 'echo bye; exit 9' TERM; echo up; while :; do sleep 0.01; done`, time.Minute, 9, "up\nbye\n"},
+		{`echo up; exec sleep 1000`, time.Minute, 143, "up\n"},
+		{`trap '' TERM; echo up; while :; do sleep 1; done`, 50 * time.Millisecond, -1, "up\n"},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		reply, err := a.confine("read-only", a.ws, "sh", "-c", c.script)
+		must(t, err)
+		up := &signalWriter{first: make(chan struct{})}
+		p, err := launch.Start(ctx, launch.Spec{Launch: reply.GetLaunch(), Env: a.env(), Stdout: up, Grace: c.grace})
+		must(t, err)
+		<-up.first
+		cancel()
+		if r := p.Wait(); r.Code != c.code || up.String() != c.out || !errors.Is(r.Cause, context.Canceled) {
+			t.Errorf("%s: %+v, %q", c.script, r, up.String())
+		}
+	}
 }
