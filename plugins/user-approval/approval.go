@@ -238,14 +238,11 @@ func (s *approvalServer) decide(ctx, wait context.Context, policy approval.Polic
 		s.plugin.Logger().Warn("answer outside the vocabulary", "question", q.GetId(), "entry", answer.GetEntry(), "outcome", verdict.GetOutcome())
 		d.Outcome = approval.Unavailable
 	}
-	if d.Outcome != approval.AllowedOnce {
-		return d
-	}
-	if need := approval.Required(q.GetWidening()); answer.GetId() == "" || answer.GetLevel() < need {
+	need := approval.Required(q.GetWidening())
+	if d.Outcome == approval.AllowedOnce && (answer.GetId() == "" || answer.GetLevel() < need) {
 		s.plugin.Logger().Warn("answer is not worth enough to allow", "question", q.GetId(), "entry", answer.GetEntry(),
 			"level", approval.LevelName(answer.GetLevel()), "needed", approval.LevelName(need))
 		d.Outcome = approval.Unavailable
-		return d
 	}
 	return d
 }
@@ -273,18 +270,22 @@ func (s *approvalServer) settle(ctx, wait context.Context, d decision) (string, 
 	return s.record(ctx, decision{Decided: no})
 }
 
-// record logs a decision and returns the grant it is worth. When the host refuses an allowance, that is one more no, and the
-// no is what goes into the log.
+// record logs a decision and returns the grant it is worth. When the host does not take it with the answer it cites, the
+// decision is logged without: an allowance is then one more no. That fails, too, when the log itself does, and then there is no
+// decision.
 func (s *approvalServer) record(ctx context.Context, d decision) (string, decision, error) {
 	reply, err := s.append(ctx, approval.EventDecided, d.Decided, d.answer.GetId())
 	if err == nil {
 		return reply.GetGrant(), d, nil
 	}
-	if d.Outcome != approval.AllowedOnce {
+	if d.answer.GetId() == "" {
 		return "", d, err
 	}
-	s.plugin.Logger().Warn("allowance not recorded", "question", d.ID, "error", err)
-	d = decision{Decided: approval.Decided{ID: d.ID, Outcome: approval.Unavailable}}
+	s.plugin.Logger().Warn("decision not recorded with its answer", "question", d.ID, "outcome", d.Outcome, "error", err)
+	d.answer = nil
+	if d.Outcome == approval.AllowedOnce {
+		d.Outcome = approval.Unavailable
+	}
 	if _, again := s.append(ctx, approval.EventDecided, d.Decided, ""); again != nil {
 		return "", d, err
 	}
@@ -340,10 +341,11 @@ func (s *approvalServer) effective(ctx context.Context) (approval.Policy, string
 		return s.policy, "default", nil
 	}
 	var change approval.PolicyChange
-	if err := json.Unmarshal(e.GetData(), &change); err != nil {
-		return "", "", fault.New(codes.FailedPrecondition, "UNKNOWN_POLICY", "event %d of session %s: %v; set the session's approval policy again", e.GetSeq(), plugin.Caller(ctx).Session, err)
+	err = json.Unmarshal(e.GetData(), &change)
+	if err == nil {
+		_, err = approval.ParsePolicy(string(change.Policy))
 	}
-	if _, err := approval.ParsePolicy(string(change.Policy)); err != nil {
+	if err != nil {
 		return "", "", fault.New(codes.FailedPrecondition, "UNKNOWN_POLICY", "event %d of session %s: %v; set the session's approval policy again", e.GetSeq(), plugin.Caller(ctx).Session, err)
 	}
 	return change.Policy, "session", nil

@@ -396,6 +396,9 @@ func TestAppendFailures(t *testing.T) {
 		{"an allowance the host refuses is a no, and the pair is whole", func(r *sessionv1.AppendRequest, n int) bool {
 			return r.GetType() == approval.EventDecided && strings.Contains(string(r.GetData()), "allowed-once")
 		}, "allowed-once", false, true, approval.Unavailable},
+		{"a rejection whose answer the host does not know is still one", func(r *sessionv1.AppendRequest, _ int) bool {
+			return r.GetAnswer() != ""
+		}, "rejected", false, true, approval.Rejected},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			asked := false
