@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -288,6 +289,44 @@ func TestFileLimits(t *testing.T) {
 	}
 	_, diags = Load(path, noEnv)
 	one(diags, CodeSyntax)
+}
+
+// TestHostileFiles: a file within all limits must not cost more than a look. What would take minutes or all memory fails
+// the test by its time limit.
+func TestHostileFiles(t *testing.T) {
+	row := "cordon: 1\nplugins:\n  - id: a\n    use: ./bin/a\n    config:\n"
+	many := func(n int, format string) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, format, i)
+		}
+		return b.String()
+	}
+	for _, tc := range []struct {
+		name, text string
+		code       Code
+	}{
+		{"big scalar by aliases", row + "      a: &a " + strings.Repeat("x", 500_000) + "\n      b: [" + strings.Repeat("*a, ", 50_000) + "*a]\n", CodeAlias},
+		{"many mistakes in one line", row + "      {" + many(40_000, "k%d: $, ") + "z: 1}\n", CodeTooMany},
+		{"many mistakes in one value", row + "      a: " + strings.Repeat("$ ", 400_000) + "\n", CodeInterpolation},
+		{"many unknown keys", many(40_000, "unknown-key-%d: x\n"), CodeTooMany},
+		{"many rows", "cordon: 1\nplugins:\n" + many(15_000, "  - {id: r%d, use: ./bin/x}\n"), CodeTooMany},
+		{"many large variables", row + "      a: [" + strings.Repeat("$BIG, ", 50_000) + "x]\n", CodeInterpolation},
+		{"many keys", row + many(60_000, "      k%d: 1\n"), CodeAlias},
+		{"nested brackets", strings.Repeat("[", 1_000_000), CodeSyntax},
+		{"nested items", strings.Repeat("- ", 500_000), CodeSyntax},
+		{"nested keys", strings.Repeat("? ", 500_000), CodeSyntax},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if len(tc.text) > MaxFileSize {
+				t.Fatalf("%d bytes are too many", len(tc.text))
+			}
+			_, diags := load(t, tc.text, map[string]string{"BIG": strings.Repeat("x", 10_000)})
+			if !slices.ContainsFunc(diags, func(d *Diagnostic) bool { return d.Code == tc.code }) || len(diags) > maxDiagnostics+1 {
+				t.Errorf("%d diagnostics, none %s; first %v", len(diags), tc.code, diags[:min(1, len(diags))])
+			}
+		})
+	}
 }
 
 func TestFind(t *testing.T) {
@@ -587,7 +626,7 @@ func TestEveryCodeIsDocumentedAndPinned(t *testing.T) {
 	}
 	elsewhere := map[string]string{
 		"C001": "TestFileLimits", "C002": "TestFileLimits",
-		"C204": "package trust and the host", "C205": "the host",
+		"C013": "TestHostileFiles", "C204": "package trust and the host", "C205": "the host",
 	}
 	codes := map[string]bool{}
 	for _, m := range regexp.MustCompile(`Code = "(C\d+)"`).FindAllStringSubmatch(string(source), -1) {

@@ -19,7 +19,7 @@ const (
 // Code names one kind of mistake. Codes are stable; docs/diagnostics.md lists each with its cause and cure.
 type Code string
 
-// Reading the file. A diagnostic of this group about a file is the only one for it, except for the last two.
+// Reading the file. A diagnostic of this group about a file mostly is the only one for it.
 const (
 	CodeUnreadable  Code = "C001" // cannot be opened or read
 	CodeTooLarge    Code = "C002" // more than MaxFileSize bytes
@@ -33,6 +33,7 @@ const (
 	CodeMergeKey    Code = "C010" // a << merge key
 	CodeUnknownTag  Code = "C011" // a YAML tag the format has no use for
 	CodeForeignFile Code = "C012" // a compose.yml of another program
+	CodeTooMany     Code = "C013" // more mistakes, or more rows, than are looked at
 )
 
 // The file's own format.

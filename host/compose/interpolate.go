@@ -12,6 +12,9 @@ const maxInterpolated = MaxFileSize
 // maxInterpolationDepth bounds how deep defaults may nest.
 const maxInterpolationDepth = 32
 
+// maxInterpolationErrors is how many mistakes of one value are told.
+const maxInterpolationErrors = 5
+
 // interpolationError is one mistake in a scalar: where in it (byte offset and length), what, and what to do.
 type interpolationError struct {
 	offset, length int
@@ -52,6 +55,9 @@ type interpolation struct {
 }
 
 func (p *interpolation) fail(offset, length int, code Code, message, hint string) {
+	if len(p.errs) >= maxInterpolationErrors {
+		return
+	}
 	p.errs = append(p.errs, interpolationError{offset, length, code, message, hint})
 }
 

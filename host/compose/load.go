@@ -24,6 +24,16 @@ const MaxDepth = 64
 // MaxNodes is how many YAML nodes a file may have with all its aliases followed.
 const MaxNodes = 100_000
 
+// maxExpanded is how many bytes of text a file may have with all its aliases followed, and again with its variables
+// replaced.
+const maxExpanded = 4 * MaxFileSize
+
+// maxRows is how many rows a file may have; for each one something is looked up on the disk.
+const maxRows = 1000
+
+// maxDiagnostics is how many mistakes are reported: nobody reads more, and a hostile file could make any number.
+const maxDiagnostics = 200
+
 // maxTimeout bounds the timeouts a row may ask for: beyond a day it is a mistake of the unit.
 const maxTimeout = 24 * time.Hour
 
@@ -81,6 +91,9 @@ type loader struct {
 	rows map[string]*yaml.Node // the id node of each row
 
 	budget int // nodes visited
+	size   int // bytes of text in them
+	grown  int // bytes of text with variables replaced
+	count  int // rows
 	// bad are the nodes with a mistake of YAML's own in them, which the value read from them therefore lacks.
 	bad    map[*yaml.Node]bool
 	active map[*yaml.Node]bool
@@ -91,10 +104,18 @@ type loader struct {
 type collector struct {
 	diags Diagnostics
 	froms []*source
+	more  bool // there were more than are kept
 }
+
+// full reports whether further diagnostics would not be kept.
+func (c *collector) full() bool { return len(c.diags) >= maxDiagnostics }
 
 func (c *collector) report(src *source, n *yaml.Node, severity Severity, code Code, format string, args ...any) *Diagnostic {
 	d := &Diagnostic{Code: code, Severity: severity, Message: fmt.Sprintf(format, args...)}
+	if c.full() {
+		c.more = true
+		return d
+	}
 	d.at(src, n)
 	c.diags, c.froms = append(c.diags, d), append(c.froms, src)
 	return d
@@ -103,6 +124,10 @@ func (c *collector) report(src *source, n *yaml.Node, severity Severity, code Co
 func (c *collector) finish(masks map[*source][]span) {
 	for i, d := range c.diags {
 		c.froms[i].locate(d, masks[c.froms[i]])
+	}
+	if c.more {
+		c.diags = append(c.diags, &Diagnostic{Code: CodeTooMany, Severity: Error, Place: Position{File: c.froms[0].name},
+			Message: fmt.Sprintf("file has more than %d mistakes; the others are not shown", maxDiagnostics)})
 	}
 	c.diags.sort()
 }
@@ -243,6 +268,10 @@ func (l *loader) vet(n *yaml.Node, depth int) bool {
 		l.fail(n, CodeAlias, "file has more than %d values with its aliases followed", MaxNodes).hint("write out what the aliases stand for")
 		return false
 	}
+	if l.size += len(n.Value); l.size > maxExpanded {
+		l.fail(n, CodeAlias, "file has more than %d bytes of text with its aliases followed", maxExpanded).hint("write out what the aliases stand for")
+		return false
+	}
 	if depth > MaxDepth {
 		l.fail(n, CodeTooDeep, "nested deeper than %d levels", MaxDepth)
 		return false
@@ -344,7 +373,10 @@ func (l *loader) mapping(n *yaml.Node, what string, known ...string) (all map[st
 			continue
 		}
 		d := l.fail(all[name].key, CodeUnknownKey, "unknown key %q in %s", name, what)
-		best := closest(name, known)
+		var best string
+		if !l.more {
+			best = closest(name, known)
+		}
 		if !slices.Contains(plainKeys, best) {
 			l.plan.hide(all[name].value)
 		}
@@ -403,6 +435,10 @@ func (l *loader) scalar(n *yaml.Node) (tag, text string, ok bool) {
 	if len(errs) > 0 {
 		return "", "", false
 	}
+	if l.grown += len(text); l.grown > maxExpanded {
+		l.fail(n, CodeInterpolation, "file has more than %d bytes of text with its variables replaced", maxExpanded)
+		return "", "", false
+	}
 	if tag == "!!str" && v.Style == 0 {
 		tag = plainTag(text)
 	}
@@ -431,6 +467,9 @@ func (l *loader) typed(n *yaml.Node) (tag, text string, ok bool) {
 // interpolation reports a mistake at its place inside a scalar, or at the scalar where it cannot be told.
 func (l *loader) interpolation(n *yaml.Node, e interpolationError) {
 	d := l.fail(n, e.code, "%s", e.message).hint("%s", e.hint)
+	if l.more {
+		return
+	}
 	v := deref(n)
 	expr := []rune(v.Value[e.offset:min(e.offset+e.length, len(v.Value))])
 	nth := strings.Count(v.Value[:e.offset], string(expr))
@@ -607,6 +646,12 @@ var (
 )
 
 func (l *loader) row(n *yaml.Node, g group) {
+	if l.count++; l.count > maxRows {
+		if l.count == maxRows+1 {
+			l.fail(n, CodeTooMany, "file has more than %d rows", maxRows)
+		}
+		return
+	}
 	all, meant, ok := l.mapping(n, "a row", entryKeys...)
 	if !ok {
 		return

@@ -42,11 +42,13 @@ func (p *Plan) masks(schemas map[string]*schema) map[*source][]span {
 	}
 	masks := map[*source][]span{}
 	for _, src := range p.sources {
+		seen := map[*yaml.Node]bool{}
 		for _, n := range p.hidden {
 			leaves(n, func(leaf *yaml.Node) {
-				if !shown[leaf] && !telling(leaf) {
+				if !seen[leaf] && !shown[leaf] && !telling(leaf) {
 					masks[src] = append(masks[src], src.spanOf(leaf))
 				}
+				seen[leaf] = true
 			})
 		}
 	}

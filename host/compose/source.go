@@ -287,13 +287,26 @@ func (s *source) locate(d *Diagnostic, masked []span) {
 	if s.opaque {
 		line = structural(line)
 	}
-	// from[i] and to[i] are where character i of the line begins and ends in the snippet. All characters of a masked
+	// Of a long line, only what is around the place.
+	first := 0
+	if sp.col > maxSnippet*3/4 {
+		first = min(sp.col-maxSnippet/2, len(line))
+	}
+	window := line[first:min(len(line), first+maxSnippet)]
+	masked = slices.DeleteFunc(slices.Clone(masked), func(m span) bool {
+		return m.line > sp.line || m.line == sp.line && m.col > first+len(window) ||
+			m.endLine < sp.line || m.endLine == sp.line && m.endCol <= first+1
+	})
+	// from[i] and to[i] are where character i of the window begins and ends in the snippet. All characters of a masked
 	// stretch share the word that stands for it, whose length tells nothing.
 	var out []rune
-	from, to := make([]int, len(line)), make([]int, len(line))
+	if first > 0 {
+		out = []rune("… ")
+	}
+	from, to := make([]int, len(window)), make([]int, len(window))
 	last := -1 // the mask the previous character belongs to
-	for i, r := range line {
-		mask := slices.IndexFunc(masked, func(m span) bool { return m.contains(sp.line, i+1) })
+	for i, r := range window {
+		mask := slices.IndexFunc(masked, func(m span) bool { return m.contains(sp.line, first+i+1) })
 		switch {
 		case mask >= 0 && mask == last:
 			from[i], to[i] = from[i-1], to[i-1]
@@ -311,29 +324,20 @@ func (s *source) locate(d *Diagnostic, masked []span) {
 		to[i], last = len(out), mask
 	}
 	start, end := len(out), len(out)+1
-	if sp.col <= len(line) {
-		start = from[sp.col-1]
-		endCol := len(line)
+	if at := sp.col - 1 - first; at < len(window) {
+		start = from[at]
+		upTo := len(window)
 		if sp.endLine == sp.line {
-			endCol = min(max(sp.endCol-1, sp.col), len(line))
+			upTo = min(max(sp.endCol-1-first, at+1), len(window))
 		}
-		end = to[endCol-1]
+		end = to[upTo-1]
 	}
 	out = []rune(strings.TrimRight(string(out), " "))
-	if len(out) > maxSnippet {
-		first := 0
-		if start > maxSnippet*3/4 {
-			first = min(start-maxSnippet/2, len(out))
-		}
-		cut := out[first:min(len(out), first+maxSnippet)]
-		if first > 0 {
-			cut = append([]rune("… "), cut...)
-			start, end = start-first+2, end-first+2
-		}
-		out, end = cut, min(end, len(cut))
-	}
 	if len(out) == 0 {
 		return
+	}
+	if first+len(window) < len(line) {
+		out = append(out, []rune(" …")...)
 	}
 	d.Snippet, d.Caret = string(out), [2]int{start, max(1, end-start)}
 }

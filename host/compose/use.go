@@ -53,7 +53,7 @@ func (l *loader) use(n *yaml.Node, e *Entry) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		d := l.fail(n, CodePluginMissing, "plugin %q does not exist", text)
-		if best := closest(filepath.Base(path), namesIn(filepath.Dir(path))); best != "" {
+		if best := l.neighbour(path); best != "" {
 			d.hint("did you mean %q?", strings.TrimSuffix(text, filepath.Base(text))+best)
 		} else {
 			d.hint("paths are relative to the directory of the compose file")
@@ -73,6 +73,14 @@ func (l *loader) use(n *yaml.Node, e *Entry) {
 			e.Target = real
 		}
 	}
+}
+
+// neighbour is the name beside path that it is probably a misspelling of.
+func (l *loader) neighbour(path string) string {
+	if l.more {
+		return ""
+	}
+	return closest(filepath.Base(path), namesIn(filepath.Dir(path)))
 }
 
 func (l *loader) named(n *yaml.Node, e *Entry) {
