@@ -33,12 +33,12 @@ func (h *Host) mountBuiltins(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return h.mountEntry(h.root, &entry{
-		id: builtin.SessionEntry, place: "built in", manifest: manifest, host: h,
+	return h.mountEntry(h.root, h.newEntry(builtin.SessionEntry, kernelv1.Level_NONE, runnable{
+		composition: h.composition, manifest: manifest,
 		launch: func(_ context.Context, _ uint64, log *slog.Logger) (generationProcess, error) {
 			return embed(plugin.NewServer(session, log))
 		},
-	})
+	}))
 }
 
 // builtinManifests are what the composition may need without a row of its own, by the entry that offers it.
@@ -47,14 +47,13 @@ func builtinManifests() (map[string]*kernelv1.Manifest, error) {
 	return map[string]*kernelv1.Manifest{builtin.SessionEntry: m}, err
 }
 
-// manifestOf is the manifest of a mounted entry.
+// manifestOf is the manifest of what a mounted entry runs.
 func (h *Host) manifestOf(id string) (*kernelv1.Manifest, bool) {
-	for _, e := range h.entries {
-		if e.id == id {
-			return e.manifest, true
-		}
+	e, ok := h.entry(id)
+	if !ok {
+		return nil, false
 	}
-	return nil, false
+	return e.now().manifest, true
 }
 
 // embedded is a generation in the host's own process. It speaks the same protocol as any other, over a connection in memory.

@@ -16,17 +16,19 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	approvalv1 "github.com/cordon-host/cordon/api/approval/v1"
 	controlv1 "github.com/cordon-host/cordon/api/control/v1"
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
+	permissionv1 "github.com/cordon-host/cordon/api/permission/v1"
 	policyv1 "github.com/cordon-host/cordon/api/policy/v1"
 	sandboxv1 "github.com/cordon-host/cordon/api/sandbox/v1"
 	"github.com/cordon-host/cordon/capability/approval"
 	"github.com/cordon-host/cordon/capability/fault"
 	"github.com/cordon-host/cordon/capability/sandbox"
-	"github.com/cordon-host/cordon/ctxsvc"
 	"github.com/cordon-host/cordon/host/inbox"
+	"github.com/cordon-host/cordon/host/prompt"
 	"github.com/cordon-host/cordon/host/route"
 	"github.com/cordon-host/cordon/host/session"
 	"github.com/cordon-host/cordon/host/tools"
@@ -157,12 +159,15 @@ func (s controlServer) person(ctx context.Context, what string) (kernelv1.Level,
 
 func (s controlServer) Status(context.Context, *controlv1.StatusRequest) (*controlv1.StatusReply, error) {
 	out := &controlv1.StatusReply{
-		Deployment: s.h.layout.ID, Compose: s.h.plan.Path, Pid: int64(os.Getpid()), Version: s.h.options.Version,
+		Deployment: s.h.layout.ID, Compose: s.h.composed().plan.Path, Pid: int64(os.Getpid()), Version: s.h.options.Version,
 		ReadyMs: s.h.ready.Milliseconds(),
 	}
-	for _, e := range s.h.entries {
-		out.Entries = append(out.Entries, e.status(s.h.fibers[e.id]))
+	for _, e := range s.h.mounted() {
+		out.Entries = append(out.Entries, e.status())
 	}
+	s.h.mu.RLock()
+	out.Rejected = s.h.rejected
+	s.h.mu.RUnlock()
 	return out, nil
 }
 
@@ -235,11 +240,16 @@ func (s controlServer) session(ctx context.Context, id, cwd string) (*session.Se
 		return log, err
 	}
 	if cwd == "" {
-		cwd = s.h.plan.Dir
+		cwd = s.h.composed().plan.Dir
 	}
 	log, err := s.h.sessions.Create(ctx, session.Spec{Cwd: cwd})
 	if err != nil {
 		return nil, fault.New(codes.InvalidArgument, "BAD_SESSION", "%v", err)
+	}
+	s.h.pins.begin(log.ID())
+	// What the session does not say is fixed now. While the presets are away it stays open, and they fill it in when they are back.
+	if err := s.h.pinPermissions(ctx, log.ID()); err != nil && status.Code(err) != codes.Unavailable {
+		return nil, err
 	}
 	return log, nil
 }
@@ -310,6 +320,14 @@ func (s controlServer) Knob(ctx context.Context, r *controlv1.KnobRequest) (*con
 		}
 		p, err := policy.SetMode(ctx, &policyv1.SetModeRequest{Mode: r.GetValue()})
 		return &controlv1.KnobReply{Value: p.GetMode(), Source: "session", Changed: p.GetChanged()}, err
+	case "preset":
+		presets := permissionv1.NewPermissionClient(s.h.router.Conn(tree, "permission"))
+		if r.GetValue() == "" {
+			p, err := presets.Current(ctx, &permissionv1.CurrentRequest{})
+			return &controlv1.KnobReply{Value: p.GetPreset(), Source: "session"}, err
+		}
+		p, err := presets.Set(ctx, &permissionv1.SetRequest{Preset: r.GetValue()})
+		return &controlv1.KnobReply{Value: p.GetPreset(), Source: "session", Changed: p.GetChanged()}, err
 	case "approval":
 		asks := approvalv1.NewApprovalClient(s.h.router.Conn(tree, "approval"))
 		if r.GetValue() == "" {
@@ -319,7 +337,44 @@ func (s controlServer) Knob(ctx context.Context, r *controlv1.KnobRequest) (*con
 		p, err := asks.SetPolicy(ctx, &approvalv1.SetPolicyRequest{Policy: r.GetValue()})
 		return &controlv1.KnobReply{Value: p.GetPolicy(), Source: "session", Changed: p.GetChanged()}, err
 	}
-	return nil, fault.New(codes.InvalidArgument, "BAD_KNOB", "knob must be mode or approval, got %q", r.GetKnob())
+	return nil, fault.New(codes.InvalidArgument, "BAD_KNOB", "knob must be mode, approval or preset, got %q", r.GetKnob())
+}
+
+// Presets lists what a session can be switched to.
+func (s controlServer) Presets(ctx context.Context, _ *controlv1.PresetsRequest) (*controlv1.PresetsReply, error) {
+	tree := route.NewTree(route.Call{})
+	defer s.h.endTree(tree)
+	all, err := permissionv1.NewPermissionClient(s.h.router.Conn(tree, "permission")).List(ctx, &permissionv1.ListRequest{})
+	if err != nil {
+		return nil, err
+	}
+	out := &controlv1.PresetsReply{DefaultPreset: all.GetDefaultPreset()}
+	for _, p := range all.GetPresets() {
+		out.Presets = append(out.Presets, &controlv1.Preset{
+			Name: p.GetName(), Sandbox: p.GetSandbox(), Approval: p.GetApproval(), Description: p.GetDescription(),
+		})
+	}
+	return out, nil
+}
+
+// Prompt is what a model would be told; without a session, what does not depend on one.
+func (s controlServer) Prompt(ctx context.Context, r *controlv1.PromptRequest) (*controlv1.PromptReply, error) {
+	if r.GetSession() != "" {
+		if _, err := s.session(ctx, r.GetSession(), ""); err != nil {
+			return nil, err
+		}
+	}
+	sections := s.h.prompt.Sections(ctx, r.GetSession())
+	out := &controlv1.PromptReply{Text: prompt.Join(sections)}
+	for _, x := range sections {
+		out.Sections = append(out.Sections, &controlv1.PromptSection{Name: x.Name, Order: x.Order, Entry: x.Entry, Text: x.Text})
+	}
+	return out, nil
+}
+
+// Reload looks at an entry on disk now, as a file event would make the host do.
+func (s controlServer) Reload(ctx context.Context, r *controlv1.ReloadRequest) (*controlv1.ReloadReply, error) {
+	return s.h.reloadEntry(ctx, r.GetEntry())
 }
 
 // Confine is for `cordon run`: the person's own command, confined as the deployment's sandbox does it, with the directory it starts in
@@ -421,29 +476,32 @@ func (s controlServer) Answer(ctx context.Context, r *controlv1.AnswerRequest) (
 }
 
 // status is an entry for people.
-func (e *entry) status(f *ctxsvc.Fiber) *controlv1.EntryStatus {
+func (e *entry) status() *controlv1.EntryStatus {
+	what := e.now()
 	out := &controlv1.EntryStatus{
-		Id: e.id, Plugin: e.manifest.GetName(), Version: e.manifest.GetVersion(), Digest: e.digest, Place: e.place,
-		State: strings.ToLower(f.State().String()),
+		Id: e.id, Plugin: what.manifest.GetName(), Version: what.manifest.GetVersion(), Digest: what.digest, Place: what.place(),
+		State: strings.ToLower(e.mount().State().String()),
 	}
-	for _, o := range e.manifest.GetOffers() {
+	for _, o := range what.manifest.GetOffers() {
 		out.Provides = append(out.Provides, o.GetCapability())
 	}
-	for _, n := range e.manifest.GetNeeds() {
+	for _, n := range what.manifest.GetNeeds() {
 		out.Needs = append(out.Needs, n.GetCapability())
 	}
-	for _, l := range e.manifest.GetListeners() {
+	for _, l := range what.manifest.GetListeners() {
 		out.Listens = append(out.Listens, l.GetEvent())
 	}
+	waiting := e.mount().Waiting()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	out.Problem = e.problem
+	out.Problem, out.Draining = e.problem, int64(len(e.draining))
 	if g := e.current; g != nil {
 		out.Generation, out.Pid = g.provider.Generation, int64(g.process.PID())
 		for _, t := range g.reply.GetTools() {
 			out.Tools = append(out.Tools, t.GetName())
 		}
-	} else if waiting := f.Waiting(); out.Problem == "" && len(waiting) > 0 {
+		out.StartedMs = g.started.UnixMilli()
+	} else if out.Problem == "" && len(waiting) > 0 {
 		out.Problem = "waits for " + strings.Join(slices.Sorted(slices.Values(waiting)), ", ")
 	}
 	return out

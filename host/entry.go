@@ -9,7 +9,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -43,21 +42,39 @@ const setupTimeout = 30 * time.Second
 // entry is one row of the composition and whatever process serves it. Its identity is what dependents hold on to; the
 // generation behind it changes without their noticing.
 type entry struct {
-	id       string
-	row      *compose.Entry // nil for a built-in
-	place    string
-	manifest *kernelv1.Manifest
-	level    kernelv1.Level
-	digest   string
-	launch   func(ctx context.Context, generation uint64, log *slog.Logger) (generationProcess, error)
-	host     *Host
+	id    string
+	level kernelv1.Level
+	host  *Host
 
-	mu      sync.Mutex
-	ctx     *ctxsvc.Context // of the fiber, while it is applied
-	current *generation
-	number  uint64
-	crashes []time.Time
-	problem string // the last crash, or why a start failed
+	starting sync.Mutex // one next generation at a time
+
+	mu       sync.Mutex
+	fiber    *ctxsvc.Fiber   // set once, when it is mounted
+	what     runnable        // of the current generation, or of the next one to try
+	ctx      *ctxsvc.Context // of the fiber, while it is applied
+	current  *generation
+	draining []*draining   // generations before it, oldest first
+	moved    chan struct{} // closed and replaced when a swap has moved the entry to another generation
+	number   uint64
+	crashes  []time.Time
+	problem  string // the last crash, or why a start failed
+}
+
+// runnable is what a generation is made from.
+type runnable struct {
+	composition *composition
+	row         *compose.Entry // nil for a built-in
+	manifest    *kernelv1.Manifest
+	digest      string
+	launch      func(ctx context.Context, generation uint64, log *slog.Logger) (generationProcess, error)
+}
+
+// place is where the row is.
+func (r runnable) place() string {
+	if r.row == nil {
+		return "built in"
+	}
+	return r.row.Place.String()
 }
 
 // generationProcess is what runs a generation: a process of its own, or the host's.
@@ -72,6 +89,7 @@ type generationProcess interface {
 
 // generation is one running plugin with its ways in and out.
 type generation struct {
+	what     runnable
 	process  generationProcess
 	provider *route.Provider
 	channel  *route.Channel
@@ -83,13 +101,14 @@ type generation struct {
 // plugin is the entry as the container sees it.
 func (e *entry) plugin() ctxsvc.Plugin {
 	p := ctxsvc.Plugin{Name: e.id, Apply: e.apply}
-	for _, o := range e.manifest.GetOffers() {
+	what := e.now()
+	for _, o := range what.manifest.GetOffers() {
 		p.Provides = append(p.Provides, o.GetCapability())
 	}
-	for _, n := range e.manifest.GetNeeds() {
+	for _, n := range what.manifest.GetNeeds() {
 		// An optional need that the composition meets is waited for like any other: what a plugin sees at its Apply must not depend
 		// on who was faster.
-		if !n.GetOptional() || e.host.composed(e.row, n.GetCapability()) {
+		if !n.GetOptional() || what.composition.offered(what.row, n.GetCapability()) {
 			p.Inject = append(p.Inject, ctxsvc.Need{Name: n.GetCapability()})
 		}
 	}
@@ -111,10 +130,15 @@ func (e *entry) apply(c *ctxsvc.Context, _ any) error {
 	if err := c.Effect("generation", func() (ctxsvc.Disposer, error) { return e.stop, nil }); err != nil {
 		return errors.Join(err, first.end(context.Background()))
 	}
-	for _, t := range first.reply.GetTools() {
-		if err := c.Effect("tool "+t.GetName(), func() (ctxsvc.Disposer, error) {
-			remove, err := e.host.tools.Register(e.id, t, e.provider)
-			return func(context.Context) error { remove(); return nil }, err
+	if err := c.Effect("tools", func() (ctxsvc.Disposer, error) {
+		return func(context.Context) error { return e.host.tools.Set(e.id, nil, nil) }, e.host.tools.Set(e.id, first.reply.GetTools(), e.provider)
+	}); err != nil {
+		return err
+	}
+	for _, d := range first.reply.GetContexts() {
+		if err := c.Effect("context "+d.GetName(), func() (ctxsvc.Disposer, error) {
+			remove := e.host.prompt.Register(e.id, d, e.provider)
+			return func(context.Context) error { remove(); return nil }, nil
 		}); err != nil {
 			return err
 		}
@@ -134,7 +158,7 @@ func (e *entry) apply(c *ctxsvc.Context, _ any) error {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			e.supervise(ctx, c, first)
+			e.supervise(ctx, c)
 		}()
 		return func(context.Context) error {
 			cancel()
@@ -144,10 +168,24 @@ func (e *entry) apply(c *ctxsvc.Context, _ any) error {
 	})
 }
 
+// mount is the fiber of the entry.
+func (e *entry) mount() *ctxsvc.Fiber {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.fiber
+}
+
+// now is what the entry runs.
+func (e *entry) now() runnable {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.what
+}
+
 // facts are what the providers of the needs published.
 func (e *entry) facts(c *ctxsvc.Context) map[string]*kernelv1.Facts {
 	out := map[string]*kernelv1.Facts{}
-	for _, n := range e.manifest.GetNeeds() {
+	for _, n := range e.now().manifest.GetNeeds() {
 		if f, ok := c.Facts(n.GetCapability()); ok {
 			raw, _ := f.(string) // nothing else is ever published
 			out[n.GetCapability()] = &kernelv1.Facts{Json: []byte(raw)}
@@ -156,38 +194,60 @@ func (e *entry) facts(c *ctxsvc.Context) map[string]*kernelv1.Facts {
 	return out
 }
 
-// start brings up the next generation, hidden until it has become the current one, in one step. The sequence: a channel for it
-// to the host, the process, Setup, Activate, its event stream.
-func (e *entry) start(ctx context.Context, facts map[string]*kernelv1.Facts) (g *generation, err error) {
+// start brings up the next generation and makes it the current one.
+func (e *entry) start(ctx context.Context, facts map[string]*kernelv1.Facts) (*generation, error) {
+	g, err := e.bring(ctx, e.now(), facts)
+	if err == nil {
+		e.become(g)
+	}
+	return g, err
+}
+
+// become moves the entry to a generation, in one step: whatever looks it up from now on finds the new one. It returns the old one.
+func (e *entry) become(g *generation) *generation {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	old := e.current
+	e.current, e.what, e.problem = g, g.what, ""
+	if old != nil {
+		close(e.moved)
+		e.moved = make(chan struct{})
+	}
+	return old
+}
+
+// bring brings up the next generation, hidden: nothing finds it yet. The sequence: the process, a channel for it to the host, Setup,
+// Activate, its event stream.
+func (e *entry) bring(ctx context.Context, what runnable, facts map[string]*kernelv1.Facts) (g *generation, err error) {
 	e.mu.Lock()
 	e.number++
 	number := e.number
 	e.mu.Unlock()
 
-	g = &generation{started: time.Now()}
+	g = &generation{started: time.Now(), what: what}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, g.end(context.WithoutCancel(ctx)))
 		}
 	}()
 	log := e.host.log.With("entry", e.id, "generation", number)
-	if g.process, err = e.launch(ctx, number, log); err != nil {
+	if g.process, err = what.launch(ctx, number, log); err != nil {
 		return g, err
 	}
 	g.provider = &route.Provider{
-		Entry: e.id, Generation: number, Manifest: e.manifest, Conn: g.process.Conn(),
+		Entry: e.id, Generation: number, Manifest: what.manifest, Conn: g.process.Conn(),
 		Done: g.process.Done(), Exit: g.process.Exit,
 	}
 	if g.channel, err = e.host.router.Open(g.provider); err != nil {
 		return g, err
 	}
 	timeout := setupTimeout
-	if e.row != nil && e.row.Timeouts.Start > 0 {
-		timeout = e.row.Timeouts.Start
+	if what.row != nil && what.row.Timeouts.Start > 0 {
+		timeout = what.row.Timeouts.Start
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	deployment, err := e.host.deployment(e.id)
+	deployment, err := e.host.deployment(e.id, what.composition)
 	if err != nil {
 		return g, err
 	}
@@ -195,8 +255,8 @@ func (e *entry) start(ctx context.Context, facts map[string]*kernelv1.Facts) (g 
 		Entry: e.id, Generation: number, HostAddress: g.channel.Address, ChannelToken: g.channel.Token,
 		LogLevel: e.host.logLevel, Facts: facts, Deployment: deployment,
 	}
-	if e.row != nil {
-		setup.Config = e.row.Config
+	if what.row != nil {
+		setup.Config = what.row.Config
 	}
 	if g.reply, err = g.process.Kernel().Setup(ctx, setup); err != nil {
 		return g, g.blame(err)
@@ -207,9 +267,6 @@ func (e *entry) start(ctx context.Context, facts map[string]*kernelv1.Facts) (g 
 	if g.link, err = e.host.bus.Connect(g.provider, g.process.Kernel()); err != nil {
 		return g, err
 	}
-	e.mu.Lock()
-	e.current, e.problem = g, ""
-	e.mu.Unlock()
 	return g, nil
 }
 
@@ -250,27 +307,34 @@ func (e *entry) stop(ctx context.Context) error {
 
 // supervise restarts the entry's process when it ends by itself, with growing pauses, until it crashes too often. Dependents
 // are not restarted: they hold on to the entry, and calls fail with a typed error meanwhile.
-func (e *entry) supervise(ctx context.Context, c *ctxsvc.Context, g *generation) {
+func (e *entry) supervise(ctx context.Context, c *ctxsvc.Context) {
 	pause := backoffFirst
 	for {
+		e.mu.Lock()
+		g, moved := e.current, e.moved
+		e.mu.Unlock()
+		if g == nil {
+			return // the fiber is unloading
+		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-moved:
+			continue // a swap: whoever made it ends the old generation
 		case <-g.process.Done():
 		}
-		if ctx.Err() != nil {
-			return
+		if ctx.Err() != nil || !e.lost(g) {
+			continue
 		}
 		exit := g.process.Exit()
 		e.host.log.Error("plugin crashed", "entry", e.id, "generation", g.provider.Generation, "exit", exit)
-		e.setProblem("crashed: " + exit)
-		if err := e.stop(ctx); err != nil {
+		if err := g.end(ctx); err != nil {
 			e.host.log.Warn("cleaning up after a crash", "entry", e.id, "error", err)
 		}
 		if time.Since(g.started) > backoffReset {
 			pause = backoffFirst
 		}
-		for {
+		for e.idle() {
 			if e.tooManyCrashes() {
 				c.Fiber().Fail(fmt.Errorf("%s crashed %d times in %s; last: %s", e.id, breakerCrashes, breakerWindow, e.lastProblem()))
 				return
@@ -279,10 +343,8 @@ func (e *entry) supervise(ctx context.Context, c *ctxsvc.Context, g *generation)
 				return
 			}
 			pause = min(2*pause, backoffMax)
-			next, err := e.start(ctx, e.facts(c))
+			err := e.revive(ctx, c, g)
 			if err == nil {
-				e.republish(c, g.reply, next.reply)
-				g = next
 				break
 			}
 			if ctx.Err() != nil {
@@ -292,6 +354,40 @@ func (e *entry) supervise(ctx context.Context, c *ctxsvc.Context, g *generation)
 			e.host.log.Error("plugin did not come back", "entry", e.id, "error", err)
 		}
 	}
+}
+
+// revive brings up another generation after one that crashed, unless a swap has done so meanwhile.
+func (e *entry) revive(ctx context.Context, c *ctxsvc.Context, crashed *generation) error {
+	e.starting.Lock()
+	defer e.starting.Unlock()
+	if !e.idle() {
+		return nil
+	}
+	next, err := e.start(ctx, e.facts(c))
+	if err != nil {
+		return err
+	}
+	e.republish(c, crashed.reply, next.reply)
+	e.host.lookAtPins()
+	return nil
+}
+
+// lost takes a generation that crashed out of service, if it was in service.
+func (e *entry) lost(g *generation) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.current != g {
+		return false
+	}
+	e.current, e.problem = nil, "crashed: "+g.process.Exit()
+	return true
+}
+
+// idle reports whether nothing serves the entry.
+func (e *entry) idle() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.current == nil
 }
 
 // republish publishes the facts of a new generation; dependents whose facts changed are applied again.
@@ -363,9 +459,9 @@ func (e *entry) provider() (*route.Provider, error) {
 
 // executable launches generations as processes of a staged executable.
 func (h *Host) executable(row *compose.Entry, path, digest string) func(context.Context, uint64, *slog.Logger) (generationProcess, error) {
-	return func(ctx context.Context, number uint64, log *slog.Logger) (generationProcess, error) {
-		dir := filepath.Join(h.layout.RunDir, fmt.Sprintf("p%d-%d", slices.Index(h.plan.Entries, row), number))
-		if err := os.MkdirAll(dir, 0o700); err != nil {
+	return func(ctx context.Context, _ uint64, log *slog.Logger) (generationProcess, error) {
+		dir, err := os.MkdirTemp(h.layout.RunDir, "p") // short: a socket's path has 108 bytes
+		if err != nil {
 			return nil, fmt.Errorf("run directory of %s: %w", row.ID, err)
 		}
 		state, err := h.stateOf(row.ID)

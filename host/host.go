@@ -28,6 +28,7 @@ import (
 	"github.com/cordon-host/cordon/host/compose"
 	"github.com/cordon-host/cordon/host/grant"
 	"github.com/cordon-host/cordon/host/inbox"
+	"github.com/cordon-host/cordon/host/prompt"
 	"github.com/cordon-host/cordon/host/route"
 	"github.com/cordon-host/cordon/host/session"
 	"github.com/cordon-host/cordon/host/session/store/sqlite"
@@ -52,30 +53,33 @@ type Options struct {
 type Host struct {
 	options  Options
 	layout   trust.Layout
-	plan     *compose.Plan
 	log      *slog.Logger
 	hclog    hclog.Logger
 	logLevel string
 	started  time.Time
 	ready    time.Duration
 
-	protected []string
-	offering  map[string][]*compose.Entry // who offers a capability; nil is the host itself
-	sessions  *session.Log
-	logins    *logins
-	control   controlv1.ControlClient
-	drain     func(context.Context)
-	stopping  context.Context // ends the streams that others watch
-	root      *ctxsvc.Context
-	router    *route.Router
-	bus       *bus.Bus
-	grants    *grant.Store
-	inbox     *inbox.Inbox
-	tools     *tools.Registry
-	caller    *tools.Caller
+	sessions *session.Log
+	logins   *logins
+	control  controlv1.ControlClient
+	drain    func(context.Context)
+	stopping context.Context // ends the streams that others watch
+	root     *ctxsvc.Context
+	router   *route.Router
+	bus      *bus.Bus
+	grants   *grant.Store
+	inbox    *inbox.Inbox
+	tools    *tools.Registry
+	prompt   *prompt.Registry
+	pins     *pins
+	caller   *tools.Caller
 
-	entries []*entry
-	fibers  map[string]*ctxsvc.Fiber
+	mu          sync.RWMutex
+	composition *composition // what is mounted, or was before an edit that is not accepted
+	entries     []*entry     // in the order of the file, the built-ins first
+	rejected    string       // why the newest edit is not what runs; empty when it is
+
+	reload reloader
 
 	undo     []func(context.Context) error
 	stopOnce sync.Once
@@ -128,28 +132,21 @@ func Start(ctx context.Context, o Options) (_ *Host, err error) {
 	if err := h.lock(); err != nil {
 		return nil, err
 	}
-	built, err := h.load(ctx)
+	c, err := h.load(ctx)
 	if err != nil {
 		return nil, err
 	}
-	manifests, err := h.manifests(ctx, built)
-	if err != nil {
-		return nil, err
-	}
-	builtins, err := builtinManifests()
-	if err != nil {
-		return nil, err
-	}
-	if diags := compose.Check(h.plan, manifests, builtins); diags.HasErrors() {
-		return nil, &CompositionError{diags}
-	}
+	h.composition = c
 	if err := h.openLog(ctx); err != nil {
 		return nil, err
 	}
-	if err := h.mount(ctx, built, manifests); err != nil {
+	if err := h.mount(ctx); err != nil {
 		return nil, err
 	}
 	if err := h.serve(); err != nil {
+		return nil, err
+	}
+	if err := h.watch(); err != nil {
 		return nil, err
 	}
 	h.ready = time.Since(h.started)
@@ -168,16 +165,16 @@ func prepare(o Options) (*Host, error) {
 	h := &Host{
 		options: o, layout: layout, started: time.Now(), done: make(chan struct{}),
 		bus: bus.New(), grants: grant.NewStore(), inbox: inbox.New(), tools: tools.NewRegistry(),
-		fibers: map[string]*ctxsvc.Fiber{},
 	}
 	h.log = slog.New(slog.NewTextHandler(o.Log, &slog.HandlerOptions{Level: o.LogLevel}))
 	h.logLevel = strings.ToLower(o.LogLevel.String())
 	h.hclog = hclog.New(&hclog.LoggerOptions{Output: o.Log, Level: hclog.LevelFromString(h.logLevel), DisableTime: false})
 	h.root = ctxsvc.New(ctxsvc.WithLogger(h.log))
-	h.defer_(func(ctx context.Context) error { return h.root.Fiber().Dispose(ctx) })
 	h.router = route.New(layout.RunDir, resolver{h}, kernelServer{h: h}, h.log)
 	h.bus.Use(h.router)
-	h.caller = &tools.Caller{Registry: h.tools, Router: h.router, EndTree: h.endTree}
+	h.prompt = prompt.New(h.router, h.endTree, h.log)
+	h.pins = newPins()
+	h.caller = &tools.Caller{Registry: h.tools, Router: h.router, EndTree: h.endTree, Before: h.pins.due, After: h.prompt.News}
 	return h, nil
 }
 
@@ -204,7 +201,7 @@ func (h *Host) openLog(ctx context.Context) error {
 
 // storePath is where the sqlite store is. Another store is the compose file's mistake until this host knows it.
 func (h *Host) storePath() (string, error) {
-	kind, path, _ := strings.Cut(h.plan.Session.Store, ":")
+	kind, path, _ := strings.Cut(h.composition.plan.Session.Store, ":")
 	if kind != "sqlite" {
 		return "", &EnvironmentError{fmt.Errorf("session store %s: this host keeps sessions in sqlite; write store: \"sqlite:\"", kind)}
 	}
@@ -212,92 +209,13 @@ func (h *Host) storePath() (string, error) {
 		return filepath.Join(h.layout.StateDir, "sessions.db"), nil
 	}
 	if !filepath.IsAbs(path) {
-		path = filepath.Join(h.plan.Dir, path)
+		path = filepath.Join(h.composition.plan.Dir, path)
 	}
 	return path, nil
 }
 
-// mount mounts the built-ins and the rows, and waits until every required one is active.
-func (h *Host) mount(ctx context.Context, built map[string]executable, manifests map[string]*kernelv1.Manifest) error {
-	h.offering = map[string][]*compose.Entry{"session": {nil}}
-	for _, row := range h.plan.Entries {
-		for _, o := range manifests[row.ID].GetOffers() {
-			h.offering[o.GetCapability()] = append(h.offering[o.GetCapability()], row)
-		}
-		for _, d := range manifests[row.ID].GetEvents() {
-			if err := h.bus.Declare(row.ID, d); err != nil {
-				return &StartError{Entry: row.ID, Place: row.Place.String(), Err: err}
-			}
-		}
-	}
-	if err := h.mountBuiltins(ctx); err != nil {
-		return err
-	}
-	for _, row := range h.plan.Entries {
-		if row.Disabled {
-			continue
-		}
-		level, err := answerLevel(row)
-		if err != nil {
-			return &StartError{Entry: row.ID, Place: row.Place.String(), Err: err}
-		}
-		exe := built[row.ID]
-		e := &entry{
-			id: row.ID, row: row, place: row.Place.String(), manifest: manifests[row.ID], level: level, digest: exe.digest,
-			launch: h.executable(row, exe.path, exe.digest), host: h,
-		}
-		c := h.root
-		for capability, label := range row.Isolate {
-			c = c.Isolate(capability, label)
-		}
-		if err := h.mountEntry(c, e); err != nil {
-			return &StartError{Entry: row.ID, Place: e.place, Err: err}
-		}
-	}
-	if err := h.root.Quiesce(ctx); err != nil {
-		return err
-	}
-	var errs []error
-	for _, e := range h.entries {
-		err := h.inactive(e)
-		switch {
-		case err == nil:
-		case e.row != nil && !e.row.Required:
-			h.log.Warn("optional entry is not active", "entry", e.id, "error", err)
-		default:
-			errs = append(errs, &StartError{Entry: e.id, Place: e.place, Err: err})
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (h *Host) mountEntry(c *ctxsvc.Context, e *entry) error {
-	f, err := c.Plugin(e.plugin(), nil)
-	if err != nil {
-		return err
-	}
-	h.entries = append(h.entries, e)
-	h.fibers[e.id] = f
-	return nil
-}
-
-// inactive says why an entry is not active; nil when it is.
-func (h *Host) inactive(e *entry) error {
-	f := h.fibers[e.id]
-	switch waiting := f.Waiting(); {
-	case f.State() == ctxsvc.Active:
-		return nil
-	case f.Err() != nil:
-		return f.Err()
-	case len(waiting) > 0:
-		return fmt.Errorf("it waits for %s, which is not active", strings.Join(waiting, ", "))
-	default:
-		return fmt.Errorf("it is %s", f.State())
-	}
-}
-
 // deployment is what a plugin is told about where it runs.
-func (h *Host) deployment(id string) (*kernelv1.Deployment, error) {
+func (h *Host) deployment(id string, c *composition) (*kernelv1.Deployment, error) {
 	state, err := h.stateOf(id)
 	if err != nil {
 		return nil, err
@@ -307,7 +225,7 @@ func (h *Host) deployment(id string) (*kernelv1.Deployment, error) {
 		return nil, fmt.Errorf("directory of temp directories: %w", err)
 	}
 	return &kernelv1.Deployment{
-		Id: h.layout.ID, TempDir: temp, Root: h.plan.Dir, StateDir: state, Hidden: h.layout.Hidden(), Protected: slices.Clone(h.protected),
+		Id: h.layout.ID, TempDir: temp, Root: c.plan.Dir, StateDir: state, Hidden: h.layout.Hidden(), Protected: c.tree.Protected(),
 		HostVersion: h.options.Version,
 	}, nil
 }

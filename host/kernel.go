@@ -59,13 +59,11 @@ func (r resolver) Resolve(caller, capability string) (*route.Provider, error) {
 
 // contextOf is the container context of an entry that is applied.
 func (h *Host) contextOf(id string) (*ctxsvc.Context, error) {
-	for _, e := range h.entries {
-		if e.id == id {
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			if e.ctx != nil {
-				return e.ctx, nil
-			}
+	if e, ok := h.entry(id); ok {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.ctx != nil {
+			return e.ctx, nil
 		}
 	}
 	return nil, fault.New(codes.Unavailable, "NOT_ACTIVE", "entry %s is not active", id)

@@ -73,21 +73,68 @@ func environment(name string) (string, bool) {
 	return os.LookupEnv(name)
 }
 
-// load reads the composition, asks whether it is trusted, and only then builds and stages it.
-func (h *Host) load(ctx context.Context) (map[string]executable, error) {
+// composition is a plan that holds together, with what each row runs.
+type composition struct {
+	*source
+	executables map[string]executable
+	manifests   map[string]*kernelv1.Manifest
+	offering    map[string][]*compose.Entry // who offers a capability; nil is the host itself
+}
+
+// load reads the composition, asks whether it is trusted, and only then makes something of it that runs.
+func (h *Host) load(ctx context.Context) (*composition, error) {
 	s, err := read(ctx, h.options, h.layout)
 	if err != nil {
 		return nil, err
 	}
-	h.plan, h.protected = s.plan, s.tree.Protected()
 	if err := trust.Open(h.layout.TrustDir).Check(s.tree); err != nil {
 		return nil, err
 	}
-	return s.executables(ctx)
+	return h.compose(ctx, s)
 }
 
-// executables builds what is built from source and copies what is not.
-func (s *source) executables(ctx context.Context) (map[string]executable, error) {
+// compose builds and stages what the rows run, asks each what it is, and checks that all of it holds together.
+func (h *Host) compose(ctx context.Context, s *source) (*composition, error) {
+	c := &composition{source: s, offering: map[string][]*compose.Entry{}}
+	var err error
+	if c.executables, err = s.build(ctx); err != nil {
+		return nil, err
+	}
+	if c.manifests, err = h.describe(ctx, c); err != nil {
+		return nil, err
+	}
+	builtins, err := builtinManifests()
+	if err != nil {
+		return nil, err
+	}
+	if diags := compose.Check(c.plan, c.manifests, builtins); diags.HasErrors() {
+		return nil, &CompositionError{diags}
+	}
+	for _, m := range builtins {
+		for _, o := range m.GetOffers() {
+			c.offering[o.GetCapability()] = append(c.offering[o.GetCapability()], nil)
+		}
+	}
+	for _, row := range c.plan.Entries {
+		for _, o := range c.manifests[row.ID].GetOffers() {
+			c.offering[o.GetCapability()] = append(c.offering[o.GetCapability()], row)
+		}
+	}
+	return c, nil
+}
+
+// offered reports whether some enabled row, or the host, provides a capability where a row would look for it.
+func (c *composition) offered(row *compose.Entry, capability string) bool {
+	for _, e := range c.offering[capability] {
+		if row == nil || e == nil || e.Realm(capability) == row.Realm(capability) {
+			return true
+		}
+	}
+	return false
+}
+
+// build builds what is built from source and copies what is not.
+func (s *source) build(ctx context.Context) (map[string]executable, error) {
 	out := map[string]executable{}
 	var diags compose.Diagnostics
 	var rows []*compose.Entry
@@ -122,9 +169,9 @@ func (s *source) executables(ctx context.Context) (map[string]executable, error)
 	return out, nil
 }
 
-// manifests asks each executable what it is. An answer is kept by the digest of the executable, so that a plugin is started for
-// this once.
-func (h *Host) manifests(ctx context.Context, built map[string]executable) (map[string]*kernelv1.Manifest, error) {
+// describe asks each executable what it is. An answer is kept by the digest of the executable, so that a plugin is started for this
+// once.
+func (h *Host) describe(ctx context.Context, c *composition) (map[string]*kernelv1.Manifest, error) {
 	dir := filepath.Join(h.layout.StateDir, "manifests")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, &EnvironmentError{err}
@@ -133,8 +180,8 @@ func (h *Host) manifests(ctx context.Context, built map[string]executable) (map[
 	out := map[string]*kernelv1.Manifest{}
 	var diags compose.Diagnostics
 	var asking sync.WaitGroup
-	for _, row := range h.plan.Entries {
-		exe, ok := built[row.ID]
+	for _, row := range c.plan.Entries {
+		exe, ok := c.executables[row.ID]
 		if !ok {
 			continue
 		}
@@ -143,7 +190,7 @@ func (h *Host) manifests(ctx context.Context, built map[string]executable) (map[
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				diags = append(diags, h.plan.Diagnose(row, "use", codeDescribe, "plugin of %s does not describe itself: %v", row.ID, err))
+				diags = append(diags, c.plan.Diagnose(row, "use", codeDescribe, "plugin of %s does not describe itself: %v", row.ID, err))
 				return
 			}
 			out[row.ID] = m
@@ -194,16 +241,6 @@ func writeFile(path string, data []byte) error {
 	return nil
 }
 
-// composed reports whether some enabled row, or the host, provides a capability where a row would look for it.
-func (h *Host) composed(row *compose.Entry, capability string) bool {
-	for _, e := range h.offering[capability] {
-		if row == nil || e == nil || e.Realm(capability) == row.Realm(capability) {
-			return true
-		}
-	}
-	return false
-}
-
 // Validate checks a composition without mounting anything: it starts a plugin only to ask what it is, and only if that is not
 // known yet.
 func Validate(ctx context.Context, o Options) (compose.Diagnostics, error) {
@@ -211,31 +248,12 @@ func Validate(ctx context.Context, o Options) (compose.Diagnostics, error) {
 	if err != nil {
 		return nil, err
 	}
-	diags, err := h.validate(ctx)
-	return diags, errors.Join(err, h.Stop(ctx))
-}
-
-func (h *Host) validate(ctx context.Context) (compose.Diagnostics, error) {
+	_, err = h.load(ctx)
 	var wrong *CompositionError
-	built, err := h.load(ctx)
 	if errors.As(err, &wrong) {
 		return wrong.Diagnostics, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	manifests, err := h.manifests(ctx, built)
-	if errors.As(err, &wrong) {
-		return wrong.Diagnostics, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	builtins, err := builtinManifests()
-	if err != nil {
-		return nil, err
-	}
-	return compose.Check(h.plan, manifests, builtins), nil
+	return nil, err
 }
 
 // Trusted is what Trust recorded.

@@ -44,9 +44,9 @@ type Caller struct {
 	Router   *route.Router
 	// EndTree ends a call tree and forgets what the host kept for it: grants, answers.
 	EndTree func(*route.Tree)
-	// Before are events that go into the log in front of a call, After tells what the model must hear in front of its result; nil
-	// for neither.
-	Before func(context.Context, *session.Session) []session.Draft
+	// Before are events that go into the log in front of a call, logged is called when they are there. After tells what the model must
+	// hear in front of its result. Nil for neither.
+	Before func(context.Context, *session.Session) (events []session.Draft, logged func())
 	After  func(context.Context, *session.Session) (text string, record []session.Draft)
 }
 
@@ -75,8 +75,9 @@ func (c *Caller) Call(ctx context.Context, r Request) (Result, error) {
 	})
 	defer c.EndTree(tree)
 	var first []session.Draft
+	logged := func() {}
 	if c.Before != nil {
-		first = c.Before(ctx, r.Session)
+		first, logged = c.Before(ctx, r.Session)
 	}
 	_, err = r.Session.AppendAll(ctx, append(first, session.Draft{Type: rules.TypeToolCall, Turn: turn, Data: rules.ToolCall{
 		Turn: turn, CallID: tree.ID, Name: r.Tool, Arguments: string(r.Arguments),
@@ -86,6 +87,7 @@ func (c *Caller) Call(ctx context.Context, r Request) (Result, error) {
 		_ = c.endTurn(ctx, r.Session, turn, rules.Reason{Kind: rules.EndError, Error: &rules.Detail{Message: err.Error(), Code: "LOG_FAILED"}})
 		return Result{}, unrecorded(err)
 	}
+	logged()
 
 	result := c.run(ctx, t, tree, r)
 	result.Call = tree.ID

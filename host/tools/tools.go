@@ -51,26 +51,27 @@ type tool struct {
 // NewRegistry makes an empty registry.
 func NewRegistry() *Registry { return &Registry{tools: map[string]*tool{}} }
 
-// Register adds a tool of an entry; provider finds the generation to call. A *DuplicateError when the name is taken.
-func (r *Registry) Register(entry string, t *kernelv1.Tool, provider func() (*route.Provider, error)) (remove func(), err error) {
-	schema, err := compile(t.GetInputSchema())
-	if err != nil {
-		return nil, fmt.Errorf("tool %s of %s: input schema: %w", t.GetName(), entry, err)
+// Set makes the tools of an entry exactly these, in one step; provider finds the generation to call. It fails, and changes
+// nothing, with a *DuplicateError when a name belongs to another entry, or when a schema is not one.
+func (r *Registry) Set(entry string, tools []*kernelv1.Tool, provider func() (*route.Provider, error)) error {
+	own := map[string]*tool{}
+	for _, t := range tools {
+		schema, err := compile(t.GetInputSchema())
+		if err != nil {
+			return fmt.Errorf("tool %s of %s: input schema: %w", t.GetName(), entry, err)
+		}
+		own[t.GetName()] = &tool{Definition: Definition{t, entry}, schema: schema, provider: provider}
 	}
-	added := &tool{Definition: Definition{t, entry}, schema: schema, provider: provider}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if old, ok := r.tools[t.GetName()]; ok {
-		return nil, &DuplicateError{Name: t.GetName(), Entry: entry, Owner: old.Entry}
-	}
-	r.tools[t.GetName()] = added
-	return func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.tools[t.GetName()] == added {
-			delete(r.tools, t.GetName())
+	for name := range own {
+		if old, ok := r.tools[name]; ok && old.Entry != entry {
+			return &DuplicateError{Name: name, Entry: entry, Owner: old.Entry}
 		}
-	}, nil
+	}
+	maps.DeleteFunc(r.tools, func(_ string, t *tool) bool { return t.Entry == entry })
+	maps.Copy(r.tools, own)
+	return nil
 }
 
 // List is the tools by name.

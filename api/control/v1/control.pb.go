@@ -66,6 +66,7 @@ type StatusReply struct {
 	Version       string                 `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
 	Entries       []*EntryStatus         `protobuf:"bytes,5,rep,name=entries,proto3" json:"entries,omitempty"`
 	ReadyMs       int64                  `protobuf:"varint,6,opt,name=ready_ms,json=readyMs,proto3" json:"ready_ms,omitempty"` // start to ready
+	Rejected      string                 `protobuf:"bytes,7,opt,name=rejected,proto3" json:"rejected,omitempty"`               // why the newest edit of the composition is not what runs; empty when it is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -142,6 +143,13 @@ func (x *StatusReply) GetReadyMs() int64 {
 	return 0
 }
 
+func (x *StatusReply) GetRejected() string {
+	if x != nil {
+		return x.Rejected
+	}
+	return ""
+}
+
 type EntryStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -155,8 +163,10 @@ type EntryStatus struct {
 	Needs         []string               `protobuf:"bytes,9,rep,name=needs,proto3" json:"needs,omitempty"`
 	Tools         []string               `protobuf:"bytes,10,rep,name=tools,proto3" json:"tools,omitempty"`
 	Listens       []string               `protobuf:"bytes,11,rep,name=listens,proto3" json:"listens,omitempty"`
-	Problem       string                 `protobuf:"bytes,12,opt,name=problem,proto3" json:"problem,omitempty"` // why it is not active, or its last crash
-	Place         string                 `protobuf:"bytes,13,opt,name=place,proto3" json:"place,omitempty"`     // file:line of the row
+	Problem       string                 `protobuf:"bytes,12,opt,name=problem,proto3" json:"problem,omitempty"`                       // why it is not active, or its last crash
+	Place         string                 `protobuf:"bytes,13,opt,name=place,proto3" json:"place,omitempty"`                           // file:line of the row
+	StartedMs     int64                  `protobuf:"varint,14,opt,name=started_ms,json=startedMs,proto3" json:"started_ms,omitempty"` // of the generation
+	Draining      int64                  `protobuf:"varint,15,opt,name=draining,proto3" json:"draining,omitempty"`                    // generations before it that still serve the calls they began
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -280,6 +290,20 @@ func (x *EntryStatus) GetPlace() string {
 		return x.Place
 	}
 	return ""
+}
+
+func (x *EntryStatus) GetStartedMs() int64 {
+	if x != nil {
+		return x.StartedMs
+	}
+	return 0
+}
+
+func (x *EntryStatus) GetDraining() int64 {
+	if x != nil {
+		return x.Draining
+	}
+	return 0
 }
 
 type ListToolsRequest struct {
@@ -2056,7 +2080,7 @@ var File_cordon_control_v1_control_proto protoreflect.FileDescriptor
 const file_cordon_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"\x1fcordon/control/v1/control.proto\x12\x11cordon.control.v1\x1a\x1fcordon/sandbox/v1/sandbox.proto\"\x0f\n" +
-	"\rStatusRequest\"\xc8\x01\n" +
+	"\rStatusRequest\"\xe4\x01\n" +
 	"\vStatusReply\x12\x1e\n" +
 	"\n" +
 	"deployment\x18\x01 \x01(\tR\n" +
@@ -2065,7 +2089,8 @@ const file_cordon_control_v1_control_proto_rawDesc = "" +
 	"\x03pid\x18\x03 \x01(\x03R\x03pid\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\tR\aversion\x128\n" +
 	"\aentries\x18\x05 \x03(\v2\x1e.cordon.control.v1.EntryStatusR\aentries\x12\x19\n" +
-	"\bready_ms\x18\x06 \x01(\x03R\areadyMs\"\xc1\x02\n" +
+	"\bready_ms\x18\x06 \x01(\x03R\areadyMs\x12\x1a\n" +
+	"\brejected\x18\a \x01(\tR\brejected\"\xfc\x02\n" +
 	"\vEntryStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12\x18\n" +
@@ -2082,7 +2107,10 @@ const file_cordon_control_v1_control_proto_rawDesc = "" +
 	" \x03(\tR\x05tools\x12\x18\n" +
 	"\alistens\x18\v \x03(\tR\alistens\x12\x18\n" +
 	"\aproblem\x18\f \x01(\tR\aproblem\x12\x14\n" +
-	"\x05place\x18\r \x01(\tR\x05place\"\x12\n" +
+	"\x05place\x18\r \x01(\tR\x05place\x12\x1d\n" +
+	"\n" +
+	"started_ms\x18\x0e \x01(\x03R\tstartedMs\x12\x1a\n" +
+	"\bdraining\x18\x0f \x01(\x03R\bdraining\"\x12\n" +
 	"\x10ListToolsRequest\"?\n" +
 	"\x0eListToolsReply\x12-\n" +
 	"\x05tools\x18\x01 \x03(\v2\x17.cordon.control.v1.ToolR\x05tools\"u\n" +
