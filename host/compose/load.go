@@ -134,7 +134,11 @@ func (c *collector) finish(masks map[*source][]span) {
 
 func (d *Diagnostic) at(src *source, n *yaml.Node) {
 	d.span = src.spanOf(n)
-	d.Place = Position{src.name, n.Line, n.Column}
+	if d.span.line > len(src.lines) { // what is left out at the end of a file is placed after it
+		last := len(src.lines)
+		d.span = span{last, src.lineLen(last) + 1, last, src.lineLen(last) + 2}
+	}
+	d.Place = Position{src.name, d.span.line, d.span.col}
 }
 
 func (l *loader) fail(n *yaml.Node, code Code, format string, args ...any) *Diagnostic {
@@ -193,7 +197,7 @@ func parse(src *source, data []byte) (root *yaml.Node, diag *Diagnostic) {
 		line, col := second.Line, second.Column
 		return nil, fail(CodeDocuments, line, col, "file has more than one YAML document").hint("remove the --- line and what follows")
 	}
-	if doc.Kind != yaml.DocumentNode || len(doc.Content) != 1 {
+	if doc.Kind != yaml.DocumentNode || len(doc.Content) != 1 || doc.Content[0].Kind == yaml.ScalarNode && doc.Content[0].Value == "" {
 		return nil, fail(CodeDocuments, 1, 1, "file is empty").hint("a composition begins with  cordon: %d", FileVersion)
 	}
 	return doc.Content[0], nil
