@@ -7,16 +7,17 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
 
-	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	policyv1 "github.com/cordon-host/cordon/api/policy/v1"
 	sessionv1 "github.com/cordon-host/cordon/api/session/v1"
 	"github.com/cordon-host/cordon/capability/approval"
 	"github.com/cordon-host/cordon/capability/fault"
+	"github.com/cordon-host/cordon/capability/permission"
 	"github.com/cordon-host/cordon/capability/sandbox"
 	"github.com/cordon-host/cordon/plugin"
 )
@@ -170,16 +171,20 @@ func (p *policyServer) SetMode(ctx context.Context, r *policyv1.SetModeRequest) 
 	p.switching.Lock()
 	defer p.switching.Unlock()
 
-	from, _, err := p.effective(ctx)
+	from, source, err := p.effective(ctx)
+	// Presets pin sessions that have no mode of their own, to the default if need be. What they pin comes from the deployment's
+	// file, whose owner is not there to be asked, so no authority is looked for: that was decided in their own path. A session
+	// that has a mode can be widened by presets as by anybody, with the authority of whoever asked for the call tree.
+	pin := source == "default" && slices.Contains(call.Provides, permission.Capability)
 	switch {
 	case fault.Reason(err) == "UNKNOWN_MODE":
 		from = "" // nothing is narrower than a mode nobody knows, so only authority gets out of it
 	case err != nil:
 		return nil, err
-	case from == mode:
+	case from == mode && !pin:
 		return &policyv1.SetModeReply{Mode: string(mode)}, nil
 	}
-	if need := required(from, mode); call.Authority < need {
+	if need := permission.ModeLevel(from, mode); call.Authority < need && !pin {
 		return nil, fault.New(codes.PermissionDenied, "AUTHORITY_REQUIRED",
 			`sandbox mode "%s" is wider than the session's: switching needs the authority level "%s", the call has "%s"`,
 			mode, approval.LevelName(need), approval.LevelName(call.Authority))
@@ -192,17 +197,6 @@ func (p *policyServer) SetMode(ctx context.Context, r *policyv1.SetModeRequest) 
 		return nil, err
 	}
 	return &policyv1.SetModeReply{Mode: string(mode), Changed: true}, nil
-}
-
-// required is the authority a switch takes. Narrowing takes none, whoever asks; read-only is never a widening.
-func required(from, to sandbox.Mode) kernelv1.Level {
-	switch {
-	case to == sandbox.ReadOnly, sandbox.Wider(from, to):
-		return kernelv1.Level_NONE
-	case to == sandbox.DangerFullAccess:
-		return kernelv1.Level_OWNER
-	}
-	return kernelv1.Level_HUMAN
 }
 
 // Interface guard.

@@ -229,6 +229,51 @@ func TestSetMode(t *testing.T) {
 	}
 }
 
+// Presets pin what a session does not say, without anybody's authority and the default included. Elsewhere they have the
+// authority of whoever asked for the call tree, as anybody.
+func TestPresetsPin(t *testing.T) {
+	const none, human = kernelv1.Level_NONE, kernelv1.Level_HUMAN
+	ro, ww, full := sandbox.ReadOnly, sandbox.WorkspaceWrite, sandbox.DangerFullAccess
+	presets, other := []string{"tools", "permission"}, []string{"tools", "permissions"}
+	for _, tt := range []struct {
+		name     string
+		from, to sandbox.Mode // from empty: no event, the default is read-only
+		provides []string
+		level    kernelv1.Level
+		changed  bool
+		reason   string
+	}{
+		{"pins a wider mode", "", full, presets, none, true, ""},
+		{"pins the default itself", "", ro, presets, none, true, ""},
+		{"nobody else does: wider", "", full, other, none, false, "AUTHORITY_REQUIRED"},
+		{"nobody else does: the default", "", ro, other, none, false, ""},
+		{"a mode that is there is no pin's business", ro, ww, presets, none, false, "AUTHORITY_REQUIRED"},
+		{"a mode that is there takes an owner for everything", ww, full, presets, human, false, "AUTHORITY_REQUIRED"},
+		{"a preset switch of a human", ro, ww, presets, human, true, ""},
+		{"a preset switch that narrows", full, ro, presets, none, true, ""},
+		{"a mode that is there is not appended again", ww, ww, presets, none, false, ""},
+		{"an unknown mode is a fact, too", "yolo", ww, presets, none, false, "AUTHORITY_REQUIRED"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			log := plugintest.NewLog()
+			s := log.Session("s", canonicalTemp(t))
+			if tt.from != "" {
+				s.Record(sandbox.EventMode, sandbox.ModeChange{Mode: tt.from})
+			}
+			before := len(s.Events())
+			p, c := start(t, log)
+			ctx := p.Stamp(t.Context(), plugin.Call{Caller: "row", Provides: tt.provides, Session: "s", Authority: tt.level})
+			r, err := c.SetMode(ctx, &policyv1.SetModeRequest{Mode: string(tt.to)})
+			if fault.Reason(err) != tt.reason || (err != nil) != (tt.reason != "") {
+				t.Fatalf("error %v, want %q", err, tt.reason)
+			}
+			if n := len(s.Events()) - before; (n == 1) != tt.changed || n > 1 || r.GetChanged() != tt.changed {
+				t.Errorf("%d events, reply %v", n, r)
+			}
+		})
+	}
+}
+
 func TestContext(t *testing.T) {
 	root, cwd := canonicalTemp(t), canonicalTemp(t)
 	log := plugintest.NewLog()

@@ -17,6 +17,7 @@ import (
 	sessionv1 "github.com/cordon-host/cordon/api/session/v1"
 	"github.com/cordon-host/cordon/capability/approval"
 	"github.com/cordon-host/cordon/capability/fault"
+	"github.com/cordon-host/cordon/capability/permission"
 	"github.com/cordon-host/cordon/capability/sandbox"
 	"github.com/cordon-host/cordon/plugin"
 )
@@ -388,20 +389,23 @@ func (s *approvalServer) SetPolicy(ctx context.Context, r *approvalv1.SetPolicyR
 	}
 	s.switching.Lock()
 	defer s.switching.Unlock()
-	from, _, err := s.effective(ctx)
+	from, source, err := s.effective(ctx)
+	// Presets pin sessions that have no policy of their own, to the default if need be. What they pin comes from the deployment's
+	// file, whose owner is not there to be asked, so no authority is looked for: that was decided in their own path. A session
+	// that has a policy can be widened by presets as by anybody, with the authority of whoever asked for the call tree.
+	pin := source == "default" && slices.Contains(call.Provides, permission.Capability)
 	switch {
 	case fault.Reason(err) == "UNKNOWN_POLICY":
 		from = approval.Never
 	case err != nil:
 		return nil, err
-	case from == policy:
+	case from == policy && !pin:
 		return &approvalv1.SetPolicyReply{Policy: string(policy)}, nil
 	}
-	// Questions bother a person and can be granted: going back to them is a widening. Going silent never is.
-	if policy == approval.Ask && call.Authority < kernelv1.Level_HUMAN {
+	if need := permission.PolicyLevel(from, policy); call.Authority < need && !pin {
 		return nil, fault.New(codes.PermissionDenied, "AUTHORITY_REQUIRED",
-			`approval policy "%s" lets questions be asked that "%s" rejects: switching needs the authority level "human", the call has "%s"`,
-			policy, from, approval.LevelName(call.Authority))
+			`approval policy "%s" lets questions be asked that "%s" rejects: switching needs the authority level "%s", the call has "%s"`,
+			policy, from, approval.LevelName(need), approval.LevelName(call.Authority))
 	}
 	if _, err := s.append(ctx, approval.EventPolicy, approval.PolicyChange{Policy: policy}, ""); err != nil {
 		return nil, err

@@ -572,6 +572,46 @@ func TestSetPolicy(t *testing.T) {
 	}
 }
 
+// Presets pin what a session does not say, without anybody's authority and the default included. Elsewhere they have the
+// authority of whoever asked for the call tree, as anybody.
+func TestPresetsPin(t *testing.T) {
+	const none, human = kernelv1.Level_NONE, kernelv1.Level_HUMAN
+	presets, other := []string{"tools", "permission"}, []string{"tools", "permissions"}
+	for _, tt := range []struct {
+		name, from, to string // from empty: no event, the default is never
+		provides       []string
+		level          kernelv1.Level
+		changed        bool
+		reason         string
+	}{
+		{"pins ask", "", "ask", presets, none, true, ""},
+		{"pins the default itself", "", "never", presets, none, true, ""},
+		{"nobody else does: ask", "", "ask", other, none, false, "AUTHORITY_REQUIRED"},
+		{"nobody else does: the default", "", "never", other, none, false, ""},
+		{"a policy that is there is no pin's business", "never", "ask", presets, none, false, "AUTHORITY_REQUIRED"},
+		{"a preset switch of a human", "never", "ask", presets, human, true, ""},
+		{"a preset switch that narrows", "ask", "never", presets, none, true, ""},
+		{"a policy that is there is not appended again", "ask", "ask", presets, none, false, ""},
+		{"an unknown policy is a fact, too", "maybe", "ask", presets, none, false, "AUTHORITY_REQUIRED"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := start(t, nil, plugintest.Config(`{"policy":"never"}`))
+			if tt.from != "" {
+				f.session.Record(approval.EventPolicy, approval.PolicyChange{Policy: approval.Policy(tt.from)})
+			}
+			before := len(f.session.Events())
+			ctx := f.Stamp(t.Context(), plugin.Call{Caller: "row", Provides: tt.provides, Session: "s", Authority: tt.level})
+			r, err := f.client.SetPolicy(ctx, &approvalv1.SetPolicyRequest{Policy: tt.to})
+			if fault.Reason(err) != tt.reason || (err != nil) != (tt.reason != "") {
+				t.Fatalf("error %v, want %q", err, tt.reason)
+			}
+			if n := len(f.session.Events()) - before; (n == 1) != tt.changed || n > 1 || r.GetChanged() != tt.changed {
+				t.Errorf("%d events, reply %v", n, r)
+			}
+		})
+	}
+}
+
 // contributes the complete current ask or never policy as cache-safe context; reflects the latest durable switch
 func TestContext(t *testing.T) {
 	f := start(t, nil)
