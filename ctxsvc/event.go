@@ -403,6 +403,7 @@ type flow[Q, A any] struct {
 	base Next[Q, A]
 	used int
 	hops [2]hop // enough for most events without another allocation
+	more []hop
 }
 
 // hop is the state of one around listener's turn.
@@ -478,13 +479,7 @@ func (f *flow[Q, A]) run(ctx context.Context, i int, q Q) (a A, err error) {
 }
 
 func (f *flow[Q, A]) around(ctx context.Context, l *listener, fn aroundFunc[Q, A], rest int, q Q) (a A, err error) {
-	var h *hop
-	if f.used < len(f.hops) {
-		h = &f.hops[f.used]
-		f.used++
-	} else {
-		h = new(hop)
-	}
+	h := f.hop()
 	defer func() {
 		h.state.Store(hopOver)
 		if v := recover(); v != nil {
@@ -506,6 +501,20 @@ func (f *flow[Q, A]) around(ctx context.Context, l *listener, fn aroundFunc[Q, A
 		return zero, f.gone(l) // its answer may come from half an undone fiber
 	}
 	return a, err
+}
+
+// hop takes the state for one more turn. Turns begin one inside the other, so
+// no two goroutines ask at once.
+func (f *flow[Q, A]) hop() *hop {
+	i := f.used
+	f.used++
+	if i < len(f.hops) {
+		return &f.hops[i]
+	}
+	if f.more == nil {
+		f.more = make([]hop, len(f.list)-len(f.hops))
+	}
+	return &f.more[i-len(f.hops)]
 }
 
 func (f *flow[Q, A]) answer(ctx context.Context, l *listener, fn answerFunc[Q, A], q Q) (a A, handled bool, err error) {
