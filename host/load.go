@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"google.golang.org/protobuf/proto"
@@ -14,12 +15,6 @@ import (
 	"github.com/cordon-host/cordon/host/build"
 	"github.com/cordon-host/cordon/host/compose"
 	"github.com/cordon-host/cordon/host/trust"
-)
-
-// codeBuild is the diagnostic of a plugin that does not build, codeDescribe of one that does not say what it is.
-const (
-	codeBuild    compose.Code = "C401"
-	codeDescribe compose.Code = "C402"
 )
 
 // executable is what a row runs: a private copy of exactly the bytes with that digest.
@@ -44,24 +39,53 @@ func read(ctx context.Context, o Options, layout trust.Layout) (*source, error) 
 		return nil, &EnvironmentError{err}
 	}
 	s := &source{plan: plan, cache: cache, inputs: map[string]*build.Inputs{}}
+	diags = compose.Join(diags, unsupported(plan))
+	var rows []*compose.Entry
+	var dirs []string
 	for _, row := range plan.Entries {
-		if row.Disabled || row.Kind != compose.Package {
+		if !row.Disabled && row.Kind == compose.Package {
+			rows, dirs = append(rows, row), append(dirs, row.Target)
+		}
+	}
+	for i, l := range cache.InputsAll(ctx, dirs) {
+		if l.Err != nil {
+			diags = append(diags, diagnose(plan, rows[i], "cannot be built", l.Err))
 			continue
 		}
-		in, err := cache.Inputs(ctx, row.Target)
-		if err != nil {
-			diags = append(diags, plan.Diagnose(row, "use", codeBuild, "plugin of %s cannot be built: %v", row.ID, err))
-			continue
-		}
-		s.inputs[row.ID] = in
+		s.inputs[rows[i].ID] = l.Inputs
 	}
 	if diags.HasErrors() {
-		return nil, &CompositionError{diags}
+		return nil, &CompositionError{compose.Join(diags)}
 	}
 	if s.tree, err = trust.Survey(plan, s.inputs); err != nil {
 		return nil, &EnvironmentError{err}
 	}
 	return s, nil
+}
+
+// unsupported are keys that the format has and this host does not enforce. Accepting them would promise something.
+func unsupported(plan *compose.Plan) compose.Diagnostics {
+	var out compose.Diagnostics
+	for _, row := range plan.Entries {
+		if row.Limits != (compose.Limits{}) {
+			out = append(out, plan.Diagnose(row, "limits", compose.CodeUnsupported, "limits of %s: this host does not enforce limits yet", row.ID))
+		}
+	}
+	return out
+}
+
+// diagnose places a plugin's failure at its row, with what a compiler said as notes.
+func diagnose(plan *compose.Plan, row *compose.Entry, what string, err error) *compose.Diagnostic {
+	var failed *build.Error
+	if !errors.As(err, &failed) {
+		return plan.Diagnose(row, "use", compose.CodeBuild, "plugin of %s %s: %v", row.ID, what, err)
+	}
+	d := plan.Diagnose(row, "use", compose.CodeBuild, "plugin of %s %s", row.ID, what)
+	d.Notes = strings.Split(strings.TrimSpace(failed.Output), "\n")
+	if failed.Hint != "" {
+		d.Hints = append(d.Hints, failed.Hint)
+	}
+	return d
 }
 
 // environment is what a compose file may interpolate. The working directory is the real one, whatever the variable says.
@@ -150,7 +174,7 @@ func (s *source) build(ctx context.Context) (map[string]executable, error) {
 				err = s.tree.Same(row.Target, b.SHA256)
 			}
 			if err != nil {
-				diags = append(diags, s.plan.Diagnose(row, "use", codeBuild, "plugin of %s cannot be run: %v", row.ID, err))
+				diags = append(diags, diagnose(s.plan, row, "cannot be run", err))
 				continue
 			}
 			out[row.ID] = executable{b.Path, b.SHA256}
@@ -158,7 +182,7 @@ func (s *source) build(ctx context.Context) (map[string]executable, error) {
 	}
 	for i, r := range s.cache.BuildAll(ctx, ins) {
 		if r.Err != nil {
-			diags = append(diags, s.plan.Diagnose(rows[i], "use", codeBuild, "plugin of %s does not build: %v", rows[i].ID, r.Err))
+			diags = append(diags, diagnose(s.plan, rows[i], "does not build", r.Err))
 			continue
 		}
 		out[rows[i].ID] = executable{r.Binary.Path, r.Binary.SHA256}
@@ -190,7 +214,7 @@ func (h *Host) describe(ctx context.Context, c *composition) (map[string]*kernel
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				diags = append(diags, c.plan.Diagnose(row, "use", codeDescribe, "plugin of %s does not describe itself: %v", row.ID, err))
+				diags = append(diags, c.plan.Diagnose(row, "use", compose.CodeDescribe, "plugin of %s does not describe itself: %v", row.ID, err))
 				return
 			}
 			out[row.ID] = m

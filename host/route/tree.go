@@ -280,7 +280,18 @@ const reapWait = time.Second
 
 // fault makes a failed call to the provider say so, when it was the provider that failed and not the call.
 func (p *Provider) fault(err error) error {
-	if status.Code(err) != codes.Unavailable || fault.Reason(err) != "" {
+	switch {
+	case fault.Reason(err) != "":
+		return err
+	case status.Code(err) == codes.Canceled:
+		// The host closes the connection of a plugin that crashed, which may be the first that a call hears of it.
+		select {
+		case <-p.Done:
+			return p.typed(codes.Unavailable, "PLUGIN_CRASHED", false, "ended while serving the call: "+p.Exit())
+		default:
+			return err
+		}
+	case status.Code(err) != codes.Unavailable:
 		return err
 	}
 	t := time.NewTimer(reapWait)
