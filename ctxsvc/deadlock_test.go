@@ -375,7 +375,10 @@ func TestRefusedWaits(t *testing.T) {
 				if tt.refused && !errors.Is(err, ErrWouldDeadlock) && !(own && errors.Is(err, context.Canceled)) {
 					t.Errorf("returned %v, want a refusal", err)
 				}
-				if errors.As(err, &de) && !tt.refused {
+				// An observer that waits with self's context, while self loads,
+				// says it is self's body.
+				borrowed := own && (tt.site == "status observer" || tt.site == "watcher")
+				if errors.As(err, &de) && !tt.refused && !borrowed {
 					t.Errorf("refused: %v", err)
 				}
 				switch tt.call {
