@@ -57,6 +57,11 @@ func TestExitCodes(t *testing.T) {
 			f.call = func(_ context.Context, _ *controlv1.CallRequest) (*controlv1.CallReply, error) { return r, err }
 		})
 	}
+	knob := func(err error) *fake {
+		return f(func(f *fake) {
+			f.knob = func(*controlv1.KnobRequest) (*controlv1.KnobReply, error) { return nil, err }
+		})
+	}
 	bad := compose.Diagnostics{{Code: "C101", Severity: compose.Error, Message: "unknown key \"x\"", Place: compose.Position{File: "compose.yml", Line: 2, Column: 1}}}
 	for _, tt := range []struct {
 		name   string
@@ -107,6 +112,12 @@ func TestExitCodes(t *testing.T) {
 		{"approve without code", f(func(f *fake) { f.running = true }), "approve list", 2, "--code is missing"},
 		{"no such session", newFake(), "log s9", 1, "session \"s9\" does not exist"},
 		{"no session yet", newFake(), "log last", 1, "there are no sessions yet"},
+		{"preset of no session", newFake(), "preset", 2, "preset: SESSION is missing"},
+		{"presets of a session", newFake(), "preset --list s1", 2, "preset: unexpected argument \"s1\""},
+		{"preset mistyped confirmation", newFake(), "preset s1 all --confirm yes", 2, "--confirm must be danger-full-access"},
+		{"unknown preset", knob(fault.New(codes.InvalidArgument, "UNKNOWN_PRESET", "unknown preset \"x\" (available: a, b)")), "preset s1 x", 2, "cordon: error: unknown preset \"x\" (available: a, b)\n"},
+		{"preset without authority", knob(fault.New(codes.PermissionDenied, "AUTHORITY_REQUIRED", "not you")), "preset s1 all", 1, "cordon: error: not you\ncordon: hint: the one-use code"},
+		{"prompt of no such session", newFake(), "prompt s9", 1, "session \"s9\" does not exist"},
 		{"no runner", f(func(f *fake) { f.inspect = &sandboxv1.InspectReply{} }), "doctor", 4, ""},
 
 		{"run usage", newFake(), "run", 125, "COMMAND is missing"},

@@ -97,6 +97,8 @@ func classify(err error) *failure {
 		return f
 	case "LOGIN_REQUIRED":
 		return f.hint("repeat with --code and the one-use code that the host shows on its terminal")
+	case "AUTHORITY_REQUIRED":
+		return f.hint("the one-use code of a running host, with --code, is a person's authority; --confirm danger-full-access makes it its owner's")
 	}
 	switch status.Code(err) {
 	case codes.InvalidArgument:

@@ -79,6 +79,8 @@ type fake struct {
 	confine   func(*controlv1.ConfineRequest) (*sandboxv1.ConfineReply, error)
 	call      func(context.Context, *controlv1.CallRequest) (*controlv1.CallReply, error)
 	knob      func(*controlv1.KnobRequest) (*controlv1.KnobReply, error)
+	presets   *controlv1.PresetsReply
+	prompts   map[string]*controlv1.PromptReply // by session
 	questions []*controlv1.Question
 	settles   chan *controlv1.Settled // sent to the inbox as they come
 
@@ -226,6 +228,17 @@ func (f *fake) ReadLog(r *controlv1.ReadLogRequest, s grpc.ServerStreamingServer
 
 func (f *fake) Knob(ctx context.Context, r *controlv1.KnobRequest) (*controlv1.KnobReply, error) {
 	return f.knob(r)
+}
+
+func (f *fake) Presets(context.Context, *controlv1.PresetsRequest) (*controlv1.PresetsReply, error) {
+	return f.presets, nil
+}
+
+func (f *fake) Prompt(_ context.Context, r *controlv1.PromptRequest) (*controlv1.PromptReply, error) {
+	if s := r.GetSession(); s != "" && s != "s1" {
+		return nil, fault.New(codes.NotFound, "SESSION_NOT_FOUND", "session %q does not exist; see `cordon sessions`", s)
+	}
+	return f.prompts[r.GetSession()], nil
 }
 
 func (f *fake) Confine(_ context.Context, r *controlv1.ConfineRequest) (*sandboxv1.ConfineReply, error) {

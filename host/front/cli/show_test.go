@@ -33,6 +33,17 @@ func furnished() *fake {
 		{Seq: 1, TimeMs: 1_700_000_001_240, Type: "sandbox/mode", Data: []byte(`{"mode":"workspace-write"}`), Hash: "bb"},
 		{Seq: 2, TimeMs: 1_700_000_001_250, Type: "tool/call", Turn: 1, Data: []byte("{\"name\":\"b\u00a0ash\"}"), Hash: "cc"},
 	}
+	f.presets = &controlv1.PresetsReply{DefaultPreset: "read-only", Presets: []*controlv1.Preset{
+		{Name: "read-only", Sandbox: "read-only", Approval: "ask", Description: "Look only."},
+		{Name: "all", Sandbox: "danger-full-access", Approval: "never"},
+	}}
+	f.prompts = map[string]*controlv1.PromptReply{
+		"": {},
+		"s1": {Text: "Policy: \u00a0one.\n\nPolicy: two.", Sections: []*controlv1.PromptSection{
+			{Name: "sandbox:policy", Order: 110, Entry: "policy", Text: "Policy: \u00a0one."},
+			{Name: "approval:policy", Order: 115, Entry: "approval", Text: "Policy: two."},
+		}},
+	}
 	f.inspect = &sandboxv1.InspectReply{
 		Selected: "bwrap",
 		Runners: []*sandboxv1.RunnerReport{
@@ -60,6 +71,13 @@ func TestOutputs(t *testing.T) {
 		{"log.txt", false, "log last"},
 		{"log-terminal.txt", true, "log s1"},
 		{"log.jsonl", false, "log s1 --json"},
+		{"presets.txt", false, "preset --list"},
+		{"presets.json", false, "preset --list --json"},
+		{"prompt.txt", false, "prompt last"},
+		{"prompt-terminal.txt", true, "prompt s1"},
+		{"prompt.json", false, "prompt s1 --json"},
+		{"prompt-nothing.txt", false, "prompt"},
+		{"prompt-nothing.json", false, "prompt --json"},
 	} {
 		t.Run(tt.golden, func(t *testing.T) {
 			s := newShell(t, furnished())
@@ -110,6 +128,10 @@ func TestKnob(t *testing.T) {
 		{"mode s1", &controlv1.KnobRequest{Session: "s1", Knob: "mode"}, "read-only\n"},
 		{"mode last read-only", &controlv1.KnobRequest{Session: "s1", Knob: "mode", Value: "read-only"}, ""},
 		{"mode s1 danger-full-access --confirm danger-full-access", &controlv1.KnobRequest{Session: "s1", Knob: "mode", Value: "danger-full-access", Confirm: "danger-full-access"}, ""},
+		{"preset last", &controlv1.KnobRequest{Session: "s1", Knob: "preset"}, "read-only\n"},
+		{"preset s0 workspace-write", &controlv1.KnobRequest{Session: "s0", Knob: "preset", Value: "workspace-write"}, ""},
+		{"preset s1 danger-full-access --confirm danger-full-access", &controlv1.KnobRequest{Session: "s1", Knob: "preset", Value: "danger-full-access", Confirm: "danger-full-access"}, ""},
+		{"preset s1 careful --json", &controlv1.KnobRequest{Session: "s1", Knob: "preset", Value: "careful"}, `{"session":"s1","knob":"preset","value":"read-only","source":"default","changed":true}` + "\n"},
 		{"approval s1", &controlv1.KnobRequest{Session: "s1", Knob: "approval"}, "read-only\n"},
 		{"approval s1 never --json", &controlv1.KnobRequest{Session: "s1", Knob: "approval", Value: "never"}, `{"session":"s1","knob":"approval","value":"read-only","source":"default","changed":true}` + "\n"},
 	} {
