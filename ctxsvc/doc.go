@@ -1,6 +1,8 @@
 // Package ctxsvc is a hot-reloadable capability container: a tree of plugins
 // that provide and need named services, listen to each other's events, and can
-// be started, replaced and stopped one by one while the rest keeps running.
+// be started, replaced and stopped one by one while the rest keeps running. It
+// follows the model of cordis (services, fibers, waterfall events); the page
+// docs/conformance/cordis.md goes through it row by row.
 //
 // # The life of a fiber
 //
@@ -20,21 +22,62 @@
 // fails, or when it reports itself broken ([Fiber.Fail]). UNLOADING has two
 // phases. First its services are withdrawn: the fibers that use them unload,
 // and everything of the provider still works while they do. Then its listeners
-// leave, its context is over for registrations, and its effects are undone one
-// after the other, newest first, each with a deadline; a failing one is
-// reported and keeps nothing else from being undone. After that the fiber loads
-// again if it should, or rests: PENDING without its needs, FAILED with an
-// error, DISPOSED for good.
+// leave, and its effects are undone one after the other, newest first, each
+// with a deadline; a failing one is reported and keeps nothing else from being
+// undone. From the first moment of UNLOADING on, its context is cancelled and
+// refuses registrations. After that the fiber loads again if it should, or
+// rests: PENDING without its needs, FAILED with an error, DISPOSED for good.
 //
 // At most one transition of a fiber is in flight. Requests made meanwhile
 // (Restart, Update, Dispose, a provider that comes or goes) are not lost and do
 // not interrupt: when the transition ends the fiber looks at what should be and
-// goes there. The last configuration wins.
+// goes there. The last configuration wins. Only a request that makes the
+// running load pointless whatever happens next (all of them but a provider's
+// coming and going) cancels the load's context, so that Apply can return early.
+//
+// # Services, generations, facts
+//
+// A service is a value under a name in a realm, provided by one fiber. A fiber
+// that declared the name in [Plugin.Inject] reads it with [Get]; so does
+// everything below that fiber. Who provides is the identity: a provider that
+// replaces its value ([Context.Set]) publishes a new generation of the same
+// entry, and its consumers keep running. They are restarted when the provider
+// goes, when another one takes its place, or when the facts published beside
+// the value ([WithFacts], [Context.SetFacts]) change. Optional needs restart
+// nobody; they are followed with [Context.Watch].
+//
+// [Context.Isolate] and [Context.Realms] give a part of the tree its own
+// realms, and [Context.Remap] and [Fiber.Move] change them while the tree runs.
+//
+// # Events
+//
+// An [Event] is dispatched in one of five modes. [Waterfall] nests its
+// listeners around a default; [Serial] and [Bail] ask until one answers; [Emit]
+// tells all in order and contains their failures; [Parallel] tells all at once
+// and collects them. The four kinds of listeners work in every mode. Order is:
+// prepended ones (newest first), the others as registered, the one terminal
+// listener. A dispatch runs on the listeners present at its start and looks at
+// each hop whether the next one is still alive.
+//
+// The container reports on itself through events of the same kind:
+// [FiberEvent], [StatusEvent], [ServiceEvent], [ConfigEvent], [UpdateEvent],
+// [DispatchEvent]. As data, [Context.Snapshot] shows the whole of it and
+// [Context.Audit] what does not run, and why.
 //
 // # Rules for code inside
 //
-// Every exported function may be called from everywhere: from an Apply, a
-// listener, a disposer. What would have to wait for its own caller returns a
-// [DeadlockError] instead; the request it made stands. Panics are caught and
-// attributed ([PanicError]).
+// No lock is held while foreign code runs, and every exported function may be
+// called from everywhere: from an Apply, a listener, a check, a disposer. What
+// would have to wait for its own caller returns a [DeadlockError] instead; the
+// request it made stands. The container recognises its own code by goroutine
+// and by context, so a helper goroutine that waits for the container should do
+// so with the context it was given.
+//
+// Panics are caught and attributed ([PanicError]). Code that does not return in
+// time ([WithUndoTimeout], [WithStopTimeout], [WithQuietTimeout]) is reported
+// as [TimeoutError] and left behind: it cannot be killed, but nothing it still
+// registers is accepted.
+//
+// The container starts goroutines only for work in flight. An idle container
+// has none.
 package ctxsvc

@@ -29,7 +29,7 @@ func (f *Fiber) next() step {
 			return stepUnload
 		}
 		return stepBury
-	case f.loaded && ep.spent:
+	case ep.spent:
 		return stepUnload
 	}
 	met, unknown := true, false
@@ -54,9 +54,6 @@ func (f *Fiber) next() step {
 	case unknown:
 		return stepJudge
 	case f.loaded || !met || f.blocked:
-		if f.blocked && !f.loaded && ep.root.first != nil {
-			return stepUnload // registered while pending, then failed
-		}
 		return stepRest
 	}
 	return stepLoad

@@ -498,7 +498,7 @@ func (f *Fiber) check(config any) (any, error) {
 
 // Fail reports that the fiber's work is broken: it unloads and is FAILED with
 // err until Update, Restart, or a change of its providers loads it again. On a
-// fiber that is not loaded it only records the error; on a disposed one it does
+// fiber that is not loaded it records the error, on a disposed one it does
 // nothing. Code that belongs to one load uses [Context.Fail].
 func (f *Fiber) Fail(err error) { f.fail(nil, err) }
 
@@ -518,6 +518,9 @@ func (f *Fiber) fail(ep *epoch, err error) {
 	}
 	f.block(err)
 	f.spend()
+	if live.root.first != nil {
+		live.spent = true // registered while pending: goes with the failure
+	}
 	f.c.mu.Unlock()
 	f.c.log.Error("plugin failed", f.attrs(err)...) // before it shows
 	f.c.mu.Lock()

@@ -544,8 +544,17 @@ func TestFailWhileLoading(t *testing.T) {
 	}
 	h.state(f, Failed)
 	pending := h.plug(h.Context, Plugin{Name: "q", Inject: inject("nowhere"), Apply: nop}, nil)
+	var j journal
+	h.ok(pending.Scope().Defer("early", j.undo("undone")))
 	pending.Fail(gone)
+	h.quiet()
 	h.state(pending, Failed)
+	j.want(t, "undone")
+	h.ok(pending.Scope().Defer("for the next load", j.undo("kept")))
+	h.ok(h.Provide("nowhere", 1))
+	h.quiet()
+	h.state(pending, Active)
+	j.want(t, "undone")
 }
 
 func TestInvalidInitialConfig(t *testing.T) {
