@@ -98,12 +98,15 @@ func classify(err error) *failure {
 	case "LOGIN_REQUIRED":
 		return f.hint("repeat with --code and the one-use code that the host shows on its terminal")
 	case "AUTHORITY_REQUIRED":
-		return f.hint("the one-use code of a running host, with --code, is a person's authority; --confirm danger-full-access makes it its owner's")
+		return f.hint("repeat with --code and the one-use code of the running host; danger-full-access also takes --confirm danger-full-access")
 	}
-	switch status.Code(err) {
-	case codes.InvalidArgument:
+	switch code := status.Code(err); {
+	case code == codes.InvalidArgument:
 		f.code = exitUsage
-	case codes.Unavailable:
+	case code == codes.Unavailable && fault.Reason(err) == "":
+		// Nobody wrote this text: it is the transport's.
+		return failf(exitEnvironment, "the host is gone: %s", fault.Message(err)).hint("cordon up shows why when it is started again")
+	case code == codes.Unavailable:
 		f.code = exitEnvironment
 	}
 	return f
