@@ -337,7 +337,7 @@ type facts struct {
 }
 
 // write appends facts, the intent first and then each knob through the capability that owns it. It returns the types of what
-// was appended. A caller that leaves does not interrupt it, because a log with one knob of two turned is on no preset.
+// was appended. That the caller leaves is no reason to stop: a log with one knob of two turned is on no preset.
 func (s *presetServer) write(ctx context.Context, f facts) (appended []string, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), switchTimeout)
 	defer cancel()
