@@ -736,6 +736,9 @@ func (l *loader) row(n *yaml.Node, g group) {
 	l.plan.Entries = append(l.plan.Entries, e)
 }
 
+// ReservedIDs are the names under which the host itself calls and answers. A row of that name could pass for it.
+func ReservedIDs() []string { return []string{"host", "inbox", "session"} }
+
 func (l *loader) id(n *yaml.Node) string {
 	id, ok := l.literalText(n, "id")
 	switch {
@@ -745,6 +748,8 @@ func (l *loader) id(n *yaml.Node) string {
 		l.fail(n, CodeBadID, "id %q is not a name", id).hint("lower-case letters, digits and dashes, beginning with a letter")
 	case len(id) > maxID:
 		l.fail(n, CodeBadID, "id has more than %d characters", maxID).hint("paths of sockets carry it, and those are short")
+	case slices.Contains(ReservedIDs(), id):
+		l.fail(n, CodeBadID, "id %q is the host's own", id).hint("what the host does itself is logged and trusted under that name")
 	case l.rows[id] != nil:
 		first := l.rows[id]
 		l.fail(n, CodeDuplicateID, "duplicate id %q", id).related(Position{l.src.name, first.Line, first.Column}, "first here").

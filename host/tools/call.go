@@ -79,7 +79,7 @@ func (c *Caller) Call(ctx context.Context, r Request) (Result, error) {
 	if c.Before != nil {
 		first, logged = c.Before(ctx, r.Session)
 	}
-	_, err = r.Session.AppendAll(ctx, append(first, session.Draft{Type: rules.TypeToolCall, Turn: turn, Data: rules.ToolCall{
+	_, err = r.Session.AppendAll(ctx, append(inTurn(turn, first), session.Draft{Type: rules.TypeToolCall, Turn: turn, Data: rules.ToolCall{
 		Turn: turn, CallID: tree.ID, Name: r.Tool, Arguments: string(r.Arguments),
 	}})...)
 	if err != nil {
@@ -102,7 +102,7 @@ func (c *Caller) Call(ctx context.Context, r Request) (Result, error) {
 			result.Texts = append([]string{text}, result.Texts...)
 		}
 	}
-	if _, err := r.Session.AppendAll(wctx, append(last, session.Draft{Type: rules.TypeToolResult, Turn: turn, Data: record(turn, result)})...); err != nil {
+	if _, err := r.Session.AppendAll(wctx, append(inTurn(turn, last), session.Draft{Type: rules.TypeToolResult, Turn: turn, Data: record(turn, result)})...); err != nil {
 		// Ending the turn also closes the call, as one whose outcome the log does not know.
 		err = errors.Join(err, c.endTurn(wctx, r.Session, turn, rules.Reason{Kind: rules.EndError, Error: &rules.Detail{Message: err.Error(), Code: "LOG_FAILED"}}))
 		return Result{}, fault.New(codes.Internal, "LOG_FAILED", "tool %s ran, but its result could not be recorded: %v", r.Tool, err)
@@ -115,6 +115,14 @@ func (c *Caller) Call(ctx context.Context, r Request) (Result, error) {
 		return Result{}, fault.New(codes.Internal, "LOG_FAILED", "tool %s ran, but its turn could not be closed: %v", r.Tool, err)
 	}
 	return result, nil
+}
+
+// inTurn puts events of the host's own into a turn.
+func inTurn(turn int64, drafts []session.Draft) []session.Draft {
+	for i := range drafts {
+		drafts[i].Turn = turn
+	}
+	return drafts
 }
 
 // run hands the call to the plugin and makes a result of whatever comes back.
