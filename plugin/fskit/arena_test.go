@@ -170,4 +170,3 @@ func boolText(b bool) string {
 	}
 	return "false"
 }
-

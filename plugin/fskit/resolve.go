@@ -17,6 +17,12 @@ import (
 // maxLinks is how many symbolic links one path may lead over: the kernel's limit.
 const maxLinks = 40
 
+// What names and paths can be at most, in bytes, on the file systems of the platforms there are.
+const (
+	maxName = 255
+	maxPath = 4095
+)
+
 // errNotDirectory is for a path that leads through something that is no directory.
 var errNotDirectory = errors.New("not a directory")
 
@@ -140,6 +146,9 @@ func (v *view) resolve(p string) (location, error) {
 			continue
 		}
 		next := strings.TrimSuffix(loc.view, "/") + "/" + name
+		if len(name) > maxName || len(next) > maxPath {
+			return location{}, syscall.ENAMETOOLONG // where nothing is, the host would not say so until something is made
+		}
 		if loc.missing > 0 {
 			loc.view, loc.missing = next, loc.missing+1
 			continue
@@ -151,9 +160,6 @@ func (v *view) resolve(p string) (location, error) {
 		target, kind, err := v.look(next)
 		switch {
 		case errors.Is(err, iofs.ErrNotExist):
-			if len(name) > 255 {
-				return location{}, syscall.ENAMETOOLONG // where there is nothing on the host to say so
-			}
 			loc.view, loc.missing, loc.dir = next, 1, false
 		case err != nil:
 			return location{}, err
