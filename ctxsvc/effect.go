@@ -196,6 +196,10 @@ func (x *Context) beginAsync(label string, kind effectKind, setup func(*Context)
 			c.log.Debug("cancelled set-up ended", append(x.fiber.attrs(err), slog.String("effect", label))...)
 			return
 		}
+		if x.fiber == c.root { // cannot fail; its code asks the effect
+			c.log.Error("effect of the root failed", append(x.fiber.attrs(err), slog.String("effect", label))...)
+			return
+		}
 		x.fiber.fail(e.epoch, err)
 	}()
 	return e, nil

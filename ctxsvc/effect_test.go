@@ -3,6 +3,7 @@ package ctxsvc
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -231,6 +232,23 @@ func TestAsyncSetupErrorFailsTheFiber(t *testing.T) {
 	if got := h.log.errors(); len(got) != 1 {
 		t.Errorf("log: %q", got)
 	}
+}
+
+func TestAsyncSetupErrorOfTheRootIsLogged(t *testing.T) {
+	h := open(t)
+	boom := errors.New("boom")
+	e, err := h.EffectAsync("e", func(context.Context) (Disposer, error) { return nil, boom })
+	h.ok(err)
+	if err := e.Wait(h.ctx); !errors.Is(err, boom) {
+		t.Errorf("Wait = %v", err)
+	}
+	if err := e.Dispose(h.ctx); !errors.Is(err, boom) { // undone already
+		t.Errorf("Dispose = %v", err)
+	}
+	for h.ctx.Err() == nil && len(h.log.errors()) == 0 {
+		runtime.Gosched()
+	}
+	h.state(h.Fiber(), Active)
 }
 
 // A restart asked for while an effect of the fiber sets up, undoes, or rolls

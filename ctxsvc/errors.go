@@ -213,8 +213,8 @@ func (e *PanicError) Unwrap() error {
 // instance t.FailNow) is reported as.
 var errGoexit = errors.New("ended its goroutine instead of returning")
 
-// EventTypeError reports that one event name is used with two contracts: the
-// first use of a name in a container fixes its types and FailClosed.
+// EventTypeError reports that one event name is used with two contracts: its
+// first listener fixes types and FailClosed for as long as it has listeners.
 type EventTypeError struct {
 	Event string
 	Have  string

@@ -16,7 +16,7 @@ import (
 // Event is a named extension point: a request Q that listeners see in order
 // and, for the modes that have a result, an answer A. Share one Event value
 // between those who dispatch and those who listen: the first listener of a
-// name fixes its contract in a container.
+// name fixes its contract for as long as the name has listeners.
 //
 // FailClosed marks an event whose listeners can veto. A dispatch of it fails
 // with [ListenerGoneError] when a listener died while the dispatch was under
@@ -106,7 +106,7 @@ func watching(name string) ListenOption { return func(l *listening) { l.watch = 
 
 func onlyFor(f *Fiber) ListenOption { return func(l *listening) { l.only = f } }
 
-// contract is what the first registration of a name fixes.
+// contract is what the first listener of a name fixes while there are any.
 type contract struct {
 	typ        reflect.Type
 	failClosed bool
@@ -241,7 +241,7 @@ func (l *listener) register(event string, want contract) error {
 	t := c.table(event)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if have := t.contract.Load(); have == nil {
+	if have := t.contract.Load(); have == nil || !t.any() {
 		t.contract.Store(&want)
 	} else if *have != want {
 		return &EventTypeError{Event: event, Have: have.String(), Want: want.String()}
@@ -312,7 +312,7 @@ func newDispatch[Q, A any](mode string, x *Context, ev Event[Q, A], q Q, opts []
 		Emit(context.Background(), x, DispatchEvent, Dispatch{Mode: mode, Event: ev.Name, Request: q, Subject: d.subject})
 	}
 	t := c.table(ev.Name)
-	if have := t.contract.Load(); have != nil {
+	if have := t.contract.Load(); have != nil && t.any() {
 		if want := (contract{reflect.TypeFor[Event[Q, A]](), ev.FailClosed}); *have != want {
 			return d, &EventTypeError{Event: ev.Name, Have: have.String(), Want: want.String()}
 		}
@@ -470,6 +470,8 @@ func (f *flow[Q, A]) run(ctx context.Context, i int, q Q) (a A, err error) {
 			if err := f.tapped(ctx, l, fn, q); err != nil {
 				f.report(l, err)
 			}
+		default:
+			return a, f.alien(l)
 		}
 	}
 	if err := ctx.Err(); err != nil {
@@ -608,6 +610,12 @@ func Emit[Q, A any](ctx context.Context, x *Context, ev Event[Q, A], q Q, opts .
 	}
 }
 
+// alien refuses a listener of another contract that took the name while the
+// dispatch began.
+func (f *flow[Q, A]) alien(l *listener) error {
+	return &EventTypeError{Event: f.event, Have: fmt.Sprintf("%T", l.fn), Want: reflect.TypeFor[Event[Q, A]]().String()}
+}
+
 // tell runs one listener for itself.
 func (f *flow[Q, A]) tell(ctx context.Context, l *listener, q Q) (Q, error) {
 	var err error
@@ -624,6 +632,8 @@ func (f *flow[Q, A]) tell(ctx context.Context, l *listener, q Q) (Q, error) {
 	case aroundFunc[Q, A]:
 		alone := &flow[Q, A]{dispatch: f.dispatch, base: func(context.Context, Q) (a A, err error) { return a, nil }}
 		_, err = alone.around(ctx, l, fn, len(f.list), q)
+	default:
+		err = f.alien(l)
 	}
 	return q, err
 }

@@ -535,7 +535,8 @@ func TestDispatchObserver(t *testing.T) {
 
 func TestOneNameOneContract(t *testing.T) {
 	h := open(t)
-	h.wrap(h.Context, "a")
+	e, err := h.Group("first", func(x *Context) error { h.wrap(x, "a"); return nil })
+	h.ok(err)
 	var ee *EventTypeError
 	other := Event[string, string]{Name: "ping"}
 	if err := Tap(h.Context, other, func(context.Context, string) error { return nil }); !errors.As(err, &ee) {
@@ -557,6 +558,12 @@ func TestOneNameOneContract(t *testing.T) {
 	Emit(h.ctx, h.Context, other, "x")
 	if got := h.log.errors(); len(got) != 1 || !strings.Contains(got[0], "share one Event value") {
 		t.Errorf("log: %q", got)
+	}
+	// Without listeners the name is free: a reload may declare it anew.
+	h.ok(e.Dispose(h.ctx))
+	h.ok(Tap(h.Context, lax, func(context.Context, int) error { return nil }))
+	if _, err := Waterfall(h.ctx, h.Context, lax, 1, base); err != nil {
+		t.Errorf("Waterfall = %v", err)
 	}
 }
 

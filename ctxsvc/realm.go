@@ -160,43 +160,29 @@ func (c *container) rehome(below func(*Context) bool, moved *Fiber, apply, rever
 	}
 	apply()
 
-	// A service may go where nobody is, or where the present one leaves.
-	leaving := map[*impl]bool{}
-	for _, im := range impls {
-		leaving[im] = im.ctx.realmOf(im.name) != im.realm
-	}
+	// What is below and resolves a name through the changed place shared one
+	// realm before and shares one afterwards, so no two services arrive in one;
+	// but somebody else may be there.
 	arriving := map[*realm]*impl{}
 	for _, im := range impls {
-		if !leaving[im] {
+		to := im.ctx.realmOf(im.name)
+		if to == im.realm {
 			continue
 		}
-		to := im.ctx.realmOf(im.name)
-		other := to.impl
-		if other != nil && leaving[other] {
-			other = nil
-		}
-		if other == nil {
-			other = arriving[to]
-		}
-		if other != nil {
+		if to.impl != nil {
 			revert()
-			return &DuplicateServiceError{Name: im.name, Realm: to.String(), Owner: other.fiber.Name()}
+			return &DuplicateServiceError{Name: im.name, Realm: to.String(), Owner: to.impl.fiber.Name()}
 		}
 		arriving[to] = im
 	}
 
 	touched := map[*realm]bool{}
-	for _, im := range arriving {
-		touched[im.realm] = true
-		if im.announced && !im.withdrawn {
-			c.tell(im, im.realm, Withdrawn)
-		}
-		im.realm.impl = nil
-	}
 	for to, im := range arriving {
-		touched[to] = true
-		im.realm, to.impl = to, im
+		from := im.realm
+		touched[from], touched[to] = true, true
+		from.impl, to.impl, im.realm = nil, im, to
 		if im.announced && !im.withdrawn {
+			c.tell(im, from, Withdrawn)
 			c.tell(im, to, Available)
 		}
 	}

@@ -202,8 +202,7 @@ func TestRemapTellsWatchers(t *testing.T) {
 	red.want(t, "available")
 }
 
-// Two providers can exchange their places.
-func TestRemapExchangesProviders(t *testing.T) {
+func TestRemapOfSeveralNames(t *testing.T) {
 	h := open(t)
 	a := h.Realms(map[string]string{"x": "red", "y": "blue"})
 	h.plug(a, Plugin{Name: "p", Apply: func(x *Context, _ any) error {
@@ -211,12 +210,18 @@ func TestRemapExchangesProviders(t *testing.T) {
 		return x.Provide("y", "y")
 	}}, nil)
 	h.quiet()
-	h.ok(a.Remap(map[string]string{"x": "blue", "y": "red"}))
-	if v, ok := Lookup[string](h.Isolate("x", "blue"), "x"); !ok || v != "x" {
-		t.Errorf("x: %q %v", v, ok)
-	}
-	if _, ok := Lookup[string](h.Isolate("x", "red"), "x"); ok {
-		t.Error("x is still in its old realm")
+	h.ok(a.Remap(map[string]string{"x": "blue"}))
+	for _, tt := range []struct {
+		place *Context
+		name  string
+		want  bool
+	}{
+		{h.Isolate("x", "red"), "x", false}, {h.Isolate("x", "blue"), "x", true}, {h.Context, "x", false},
+		{h.Isolate("y", "blue"), "y", false}, {h.Context, "y", true},
+	} {
+		if _, ok := Lookup[string](tt.place, tt.name); ok != tt.want {
+			t.Errorf("%s: found %v, want %v", tt.name, ok, tt.want)
+		}
 	}
 }
 

@@ -489,6 +489,27 @@ func TestProviderEffectsOutliveItsConsumers(t *testing.T) {
 	j.want(t, "c+ c- newer older")
 }
 
+// A fiber that needs what a child plugged in before its load provides: the two
+// do not wait for each other, whichever is disposed first.
+func TestProviderBelowItsConsumer(t *testing.T) {
+	for _, childFirst := range []bool{false, true} {
+		h := open(t, WithQuietTimeout(time.Hour), WithStopTimeout(time.Hour))
+		var j journal
+		c := h.plug(h.Context, consumer(&j, "c", "db"), nil)
+		p := h.plug(c.Scope(), provider("db", 1), nil)
+		h.quiet()
+		h.state(c, Active)
+		if childFirst {
+			h.ok(p.Dispose(h.ctx))
+			h.quiet()
+			h.state(c, Pending)
+		}
+		h.ok(c.Dispose(h.ctx))
+		h.state(p, Disposed)
+		j.want(t, "c+ c-")
+	}
+}
+
 func TestResourceAndServiceInOneGroup(t *testing.T) {
 	h := open(t)
 	var j journal
