@@ -205,6 +205,7 @@ func (e *entry) start(ctx context.Context, facts map[string]*kernelv1.Facts) (*g
 
 // become moves the entry to a generation, in one step: whatever looks it up from now on finds the new one. It returns the old one.
 func (e *entry) become(g *generation) *generation {
+	defer e.host.prompt.Moved()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	old := e.current

@@ -16,6 +16,7 @@ import (
 
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	promptv1 "github.com/cordon-host/cordon/api/prompt/v1"
+	"github.com/cordon-host/cordon/capability/approval"
 	"github.com/cordon-host/cordon/host/route"
 	"github.com/cordon-host/cordon/host/session"
 )
@@ -48,9 +49,11 @@ type Registry struct {
 	end    func(*route.Tree)
 	log    *slog.Logger
 
-	mu    sync.Mutex
-	next  int
-	parts []part
+	mu      sync.Mutex
+	next    int
+	parts   []part
+	version int            // changes with whatever may change a text but is not in a log
+	told    map[string]int // version by session, when it was compared last
 }
 
 type part struct {
@@ -62,7 +65,7 @@ type part struct {
 
 // New makes an empty registry; end ends the call trees it starts.
 func New(router *route.Router, end func(*route.Tree), log *slog.Logger) *Registry {
-	return &Registry{router: router, end: end, log: log}
+	return &Registry{router: router, end: end, log: log, told: map[string]int{}}
 }
 
 // Register adds a contribution of an entry.
@@ -70,11 +73,13 @@ func (r *Registry) Register(entry string, c *kernelv1.Context, provider func() (
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.next++
+	r.version++
 	p := part{c, entry, r.next, provider}
 	r.parts = append(r.parts, p)
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
+		r.version++
 		r.parts = slices.DeleteFunc(r.parts, func(q part) bool { return q.seq == p.seq })
 	}
 }
@@ -127,13 +132,40 @@ func Join(sections []Section) string {
 	return strings.Join(texts, "\n\n")
 }
 
+// Moved says that a plugin has another generation, whose texts may be others.
+func (r *Registry) Moved() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.version++
+}
+
+// settled reports whether nothing that a text could tell has happened since a session was told last. Calls and their questions change
+// no fact.
+func (r *Registry) settled(s *session.Session, told int64) (version int, settled bool) {
+	r.mu.Lock()
+	version = r.version
+	last, compared := r.told[s.ID()]
+	r.mu.Unlock()
+	return version, compared && last == version && !slices.ContainsFunc(s.Events(told+1), func(e session.Event) bool {
+		owner, _, _ := strings.Cut(e.Type, "/")
+		return !slices.Contains([]string{"turn", "tool", "prompt"}, owner) && e.Type != approval.EventAsked && e.Type != approval.EventDecided
+	})
+}
+
 // News compares what a session's model was told last with what holds now. The text is what it must be told, empty for nothing;
 // record is what goes into the log with it. What it is told for the first time is recorded alone: whoever opened the session has
 // told it.
 func (r *Registry) News(ctx context.Context, s *session.Session) (text string, record []session.Draft) {
-	now := Join(r.Sections(ctx, s.ID()))
 	var told Told
 	last, ok := s.Last(EventTold)
+	version, settled := r.settled(s, last.Seq)
+	if ok && settled {
+		return "", nil
+	}
+	now := Join(r.Sections(ctx, s.ID()))
+	r.mu.Lock()
+	r.told[s.ID()] = version
+	r.mu.Unlock()
 	if ok {
 		if err := json.Unmarshal(last.Data, &told); err != nil {
 			r.log.Error("what the model was told cannot be read", "session", s.ID(), "error", err)
