@@ -167,6 +167,9 @@ func (h *handler) proxy(_ any, in grpc.ServerStream) error {
 		return err
 	}
 	defer end()
+	if next.Provider.unary(method) {
+		return forwardOne(in, method, next)
+	}
 	return forward(in, method, next)
 }
 
@@ -211,6 +214,27 @@ func Pin(tree *Tree, current func() (*Provider, error)) (*Provider, error) {
 			return pinned, nil
 		}
 	}
+}
+
+// forwardOne passes a unary call on. It is what forward does for any call, cheaper: one message each way needs no second goroutine,
+// and the header can travel with the reply.
+func forwardOne(in grpc.ServerStream, method string, leg *Leg) error {
+	var request, reply frame
+	if err := in.RecvMsg(&request); err != nil {
+		return err
+	}
+	var header, trailer metadata.MD
+	err := leg.Provider.Conn.Invoke(leg.Outgoing(passThrough(in.Context())), method, &request, &reply,
+		grpc.ForceCodecV2(codec{}), grpc.Header(&header), grpc.Trailer(&trailer),
+		grpc.MaxCallRecvMsgSize(MaxMessageSize), grpc.MaxCallSendMsgSize(MaxMessageSize))
+	in.SetTrailer(trailer)
+	if err != nil {
+		return leg.Provider.fault(err)
+	}
+	if err := in.SetHeader(header); err != nil {
+		return err
+	}
+	return in.SendMsg(&reply)
 }
 
 // forward copies frames between the caller's stream and a new one to the provider of leg.

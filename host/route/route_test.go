@@ -16,6 +16,9 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/types/descriptorpb"
 
 	controlv1 "github.com/cordon-host/cordon/api/control/v1"
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
@@ -81,8 +84,15 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
+	set := &descriptorpb.FileDescriptorSet{File: []*descriptorpb.FileDescriptorProto{
+		protodesc.ToFileDescriptorProto(policyv1.File_cordon_policy_v1_policy_proto),
+	}}
+	descriptors, err := proto.Marshal(set)
+	if err != nil {
+		t.Fatal(err)
+	}
 	w.provider = &route.Provider{
-		Entry: "provider", Generation: 3, Conn: conn, Done: w.done,
+		Entry: "provider", Generation: 3, Conn: conn, Done: w.done, Manifest: &kernelv1.Manifest{Descriptors: descriptors},
 		Exit: func() string {
 			select {
 			case <-w.done:

@@ -13,7 +13,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/descriptorpb"
 
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	"github.com/cordon-host/cordon/capability/fault"
@@ -257,6 +259,30 @@ type Provider struct {
 	Exit func() string
 
 	lease lease
+
+	contracts sync.Once
+	unaries   map[string]bool // full method names
+}
+
+// unary reports whether the contracts in the manifest say that a method has one request and one reply. What they do not say is
+// taken for a stream, which any call can be.
+func (p *Provider) unary(method string) bool {
+	p.contracts.Do(func() {
+		p.unaries = map[string]bool{}
+		var set descriptorpb.FileDescriptorSet
+		if proto.Unmarshal(p.Manifest.GetDescriptors(), &set) != nil {
+			return
+		}
+		for _, f := range set.GetFile() {
+			for _, s := range f.GetService() {
+				for _, m := range s.GetMethod() {
+					name := "/" + strings.TrimPrefix(f.GetPackage()+"."+s.GetName(), ".") + "/" + m.GetName()
+					p.unaries[name] = !m.GetClientStreaming() && !m.GetServerStreaming()
+				}
+			}
+		}
+	})
+	return p.unaries[method]
 }
 
 // Needs reports whether the generation declared a need for a gRPC service, and the capability it is.
