@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -34,6 +35,8 @@ type spec struct {
 	// Changed by operations.
 	fails bool // Apply returns an error with the present configuration
 	facts int
+	shut  atomic.Bool // its service says it is not available
+	place *Context    // of a top-level spec
 
 	// Known about the world.
 	failed  bool // Fail was called and nothing has cleared it
@@ -66,6 +69,28 @@ func (s *spec) realm() string {
 }
 
 func (s *spec) String() string { return fmt.Sprintf("s%d", s.id) }
+
+// offers lists the names provided by s and everything below it.
+func (s *spec) offers(names []string) []string {
+	if s.provides != "" {
+		names = append(names, s.provides)
+	}
+	for _, c := range s.children {
+		names = c.offers(names)
+	}
+	return names
+}
+
+// labels puts all names into one labelled realm, or into the common one.
+func labels(label string) map[string]string {
+	out := map[string]string{}
+	for _, n := range modelNames {
+		if label != "" {
+			out[string(n)] = label
+		}
+	}
+	return out
+}
 
 type world struct {
 	t     *rapid.T
@@ -154,7 +179,7 @@ func (w *world) plugin(s *spec) Plugin {
 			s.mu.Lock()
 			facts := s.facts
 			s.mu.Unlock()
-			if err := x.Provide(s.provides, own, WithFacts(facts)); err != nil {
+			if err := x.Provide(s.provides, own, WithFacts(facts), WithCheck(func(*Context) bool { return !s.shut.Load() })); err != nil {
 				return err
 			}
 		}
@@ -293,7 +318,7 @@ func (w *world) active() map[*spec]bool {
 		changed = false
 		offered := map[string]bool{}
 		for s := range on {
-			if s.provides != "" {
+			if s.provides != "" && !s.shut.Load() {
 				offered[s.realm()+"/"+s.provides] = true
 			}
 		}
@@ -383,7 +408,7 @@ func (w *world) loads() int {
 
 // one performs one random operation without waiting for its outcome.
 func (w *world) one(ctx context.Context) {
-	ops := []string{"plug", "plug", "dispose", "restart", "update", "facts"}
+	ops := []string{"plug", "plug", "dispose", "restart", "update", "facts", "shut", "remap"}
 	op := rapid.SampledFrom(ops).Draw(w.t, "op")
 	top := func() []*spec {
 		var out []*spec
@@ -399,13 +424,8 @@ func (w *world) one(ctx context.Context) {
 			return
 		}
 		s := w.grow(nil, 0)
-		x := w.root
-		if s.label != "" {
-			for _, n := range modelNames {
-				x = x.Isolate(string(n), s.label)
-			}
-		}
-		f, err := x.Plugin(w.plugin(s), s.fails)
+		s.place = w.root.Realms(labels(s.label))
+		f, err := s.place.Plugin(w.plugin(s), s.fails)
 		if err != nil {
 			w.t.Fatalf("plug: %v", err)
 		}
@@ -425,6 +445,30 @@ func (w *world) one(ctx context.Context) {
 		s.failed, s.scarred = false, false
 		s.fails = rapid.IntRange(0, 2).Draw(w.t, "fails") == 0
 		_ = s.fiber.Update(context.WithoutCancel(ctx), s.fails)
+	case "shut":
+		s.shut.Store(!s.shut.Load())
+		s.mu.Lock()
+		x := s.ctx
+		s.mu.Unlock()
+		if x != nil && s.provides != "" {
+			_ = x.Recheck(s.provides) // refused while it is not loaded
+		}
+	case "remap":
+		to := rapid.SampledFrom([]string{"", "blue", "red"}).Draw(w.t, "to")
+		names := s.offers(nil)
+		taken := w.taken()
+		for _, n := range names {
+			if to == s.label || taken[to+"/"+n] {
+				return // somebody may be there
+			}
+		}
+		for _, n := range names {
+			w.burst[s.label+"/"+n] = true
+		}
+		s.label = to
+		if err := s.place.Remap(labels(to)); err != nil {
+			w.t.Fatalf("remap: %v", err)
+		}
 	case "facts":
 		s.mu.Lock()
 		s.facts = rapid.IntRange(0, 3).Draw(w.t, "facts")
@@ -531,8 +575,12 @@ func TestModel(t *testing.T) {
 	if os.Getenv("CORDON_TEST_TIER") == "nightly" {
 		goal = 1_000_000
 	}
-	if f := flag.Lookup("rapid.checks"); f != nil && goal > 100_000 {
-		if err := flag.Set("rapid.checks", "2000"); err != nil {
+	settings := map[string]string{"rapid.nofailfile": "true"} // the seed it prints is enough; nothing is written here
+	if goal > 100_000 {
+		settings["rapid.checks"] = "2000"
+	}
+	for name, value := range settings {
+		if err := flag.Set(name, value); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -124,7 +124,7 @@ func (x *Context) Remap(labels map[string]string) error {
 // Move takes the fiber, and everything below it, to another place of the tree
 // without restarting it; what is said of realms at Remap holds here too. The
 // fiber ends with the fiber of its new place. Moving a fiber below itself, the
-// root, or a fiber that is being disposed is refused.
+// root, or a fiber that is being disposed, alone or with its place, is refused.
 func (f *Fiber) Move(to *Context) error {
 	c := f.c
 	c.mu.Lock()
@@ -132,7 +132,11 @@ func (f *Fiber) Move(to *Context) error {
 	if to.c() != c || f.parent == nil || f.above(to.fiber) {
 		return &PluginError{Name: f.plugin.Name, Reason: "cannot be moved to " + to.fiber.Name() + ": it would leave its own tree"}
 	}
-	if f.disposing || f.held || f.effect.state != effectLive {
+	leaving := f.effect.epoch.closed // its present place is being undone
+	for e := f.effect; e != nil; e = e.parent {
+		leaving = leaving || e.cancelled || e.state > effectLive
+	}
+	if f.disposing || f.held || leaving {
 		return &InactiveError{Fiber: f.Name(), State: f.state, Op: "move"}
 	}
 	if err := to.alive(to.current(), "take in "+f.Name()); err != nil {

@@ -311,6 +311,23 @@ func TestMoveRefusals(t *testing.T) {
 	if err := g.Move(h.Context); !errors.As(err, &ie) {
 		t.Errorf("a dead fiber: %v", err)
 	}
+	// Out of a place that is being undone: the fiber goes with it.
+	var late error
+	var child *Fiber
+	place := h.plug(h.Context, Plugin{Name: "place", Apply: func(x *Context, _ any) error {
+		_, err := x.Group("group", func(x *Context) (err error) {
+			child, err = x.Plugin(Plugin{Name: "child", Apply: nop}, nil)
+			h.ok(err)
+			return x.Defer("newer", func(context.Context) error { late = child.Move(h.Context); return nil })
+		})
+		return err
+	}}, nil)
+	h.quiet()
+	h.ok(place.Dispose(h.ctx))
+	if !errors.As(late, &ie) {
+		t.Errorf("out of a dying place: %v", late)
+	}
+	h.state(child, Disposed)
 }
 
 // Labels may be made per session: those nobody uses are forgotten.
