@@ -1,12 +1,38 @@
 package ctxsvc
 
 import (
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 )
+
+// The container builds with the standard library alone and knows nothing of
+// its users.
+func TestStandardLibraryOnly(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, im := range f.Imports {
+			if first, _, _ := strings.Cut(strings.Trim(im.Path.Value, `"`), "/"); strings.Contains(first, ".") {
+				t.Errorf("%s imports %s", name, im.Path.Value)
+			}
+		}
+	}
+}
 
 // TestConformancePage holds docs/conformance/cordis.md to its word: the tests
 // it names exist, and rows 1 to 95 each have one or say what was decided.

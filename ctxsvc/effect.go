@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"time"
 )
 
-// Disposer undoes something. Its context ends with the container's undo
-// timeout; after that the container goes on without it.
+// Disposer undoes something. Its context ends with its deadline (the
+// container's undo timeout, or [UndoWithin]); after that the container goes on without it.
 type Disposer = func(context.Context) error
 
 type effectKind uint8
@@ -53,10 +54,20 @@ type Effect struct {
 	err       error         // of the set-up, then of the undo
 
 	undo     Disposer
+	timeout  time.Duration // of undo; zero: the container's
 	child    *Fiber
 	impl     *impl
 	listener *listener
 }
+
+// EffectOption configures an effect that has a disposer.
+type EffectOption func(*Effect)
+
+// UndoWithin gives the effect's disposer its own deadline in place of the
+// container's undo timeout, for what is known to take longer, such as draining
+// a process. A provider whose consumers have such effects needs a container
+// with a quiet timeout that is longer still.
+func UndoWithin(d time.Duration) EffectOption { return func(e *Effect) { e.timeout = d } }
 
 // Label returns the effect's label.
 func (e *Effect) Label() string { return e.label }
@@ -97,8 +108,8 @@ func (e *Effect) unlink() {
 //
 // While setup runs, whoever disposes the fiber waits for it; set-up and undo
 // never overlap.
-func (x *Context) Effect(label string, setup func() (Disposer, error)) error {
-	e, err := x.begin(label, kindLeaf)
+func (x *Context) Effect(label string, setup func() (Disposer, error), opts ...EffectOption) error {
+	e, err := x.begin(label, kindLeaf, opts)
 	if err != nil {
 		return err
 	}
@@ -112,18 +123,22 @@ func (x *Context) Effect(label string, setup func() (Disposer, error)) error {
 
 // Defer registers undo as an effect: the short form for what is already set
 // up.
-func (x *Context) Defer(label string, undo Disposer) error {
+func (x *Context) Defer(label string, undo Disposer, opts ...EffectOption) error {
+	e := &Effect{fiber: x.fiber, kind: kindLeaf, state: effectLive, label: label, undo: undo}
+	for _, o := range opts {
+		o(e)
+	}
 	c := x.c()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return x.register(&Effect{fiber: x.fiber, kind: kindLeaf, state: effectLive, label: label, undo: undo}, "register effect "+label)
+	return x.register(e, "register effect "+label)
 }
 
 // Group runs fn at once with a context whose registrations belong to the
 // returned effect: they appear below it, are undone together by its Dispose,
 // newest first, and all of them are undone if fn returns an error.
 func (x *Context) Group(label string, fn func(*Context) error) (*Effect, error) {
-	e, err := x.begin(label, kindGroup)
+	e, err := x.begin(label, kindGroup, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -140,8 +155,8 @@ func (x *Context) Group(label string, fn func(*Context) error) (*Effect, error) 
 // goroutine of its own with a context that is cancelled when the effect or its
 // fiber is to be undone. Undoing waits for the set-up to end. If the set-up
 // fails, what it did is undone and the fiber is FAILED with its error.
-func (x *Context) EffectAsync(label string, setup func(context.Context) (Disposer, error)) (*Effect, error) {
-	return x.beginAsync(label, kindLeaf, func(d *Context) (Disposer, error) { return setup(d.Context()) })
+func (x *Context) EffectAsync(label string, setup func(context.Context) (Disposer, error), opts ...EffectOption) (*Effect, error) {
+	return x.beginAsync(label, kindLeaf, func(d *Context) (Disposer, error) { return setup(d.Context()) }, opts)
 }
 
 // GroupAsync is Group on a goroutine of its own; see EffectAsync. Once undo was
@@ -149,19 +164,22 @@ func (x *Context) EffectAsync(label string, setup func(context.Context) (Dispose
 // that a long sequence ends at its next step and only the steps done are
 // undone.
 func (x *Context) GroupAsync(label string, fn func(*Context) error) (*Effect, error) {
-	return x.beginAsync(label, kindGroup, func(d *Context) (Disposer, error) { return nil, fn(d) })
+	return x.beginAsync(label, kindGroup, func(d *Context) (Disposer, error) { return nil, fn(d) }, nil)
 }
 
-func (x *Context) begin(label string, kind effectKind) (*Effect, error) {
+func (x *Context) begin(label string, kind effectKind, opts []EffectOption) (*Effect, error) {
+	e := &Effect{fiber: x.fiber, kind: kind, label: label}
+	for _, o := range opts {
+		o(e)
+	}
 	c := x.c()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e := &Effect{fiber: x.fiber, kind: kind, label: label}
 	return e, x.register(e, "register effect "+label)
 }
 
-func (x *Context) beginAsync(label string, kind effectKind, setup func(*Context) (Disposer, error)) (*Effect, error) {
-	e, err := x.begin(label, kind)
+func (x *Context) beginAsync(label string, kind effectKind, setup func(*Context) (Disposer, error), opts []EffectOption) (*Effect, error) {
+	e, err := x.begin(label, kind, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -410,12 +428,16 @@ func (e *Effect) undoMembers() error {
 // reported and left behind.
 func (e *Effect) runUndo() error {
 	c := e.fiber.c
+	limit := e.timeout
+	if limit <= 0 {
+		limit = c.undoTimeout
+	}
 	fr := &frame{fiber: e.fiber, kind: frameUndo, effect: e}
-	ctx, cancel := context.WithTimeout(context.WithValue(context.Background(), frameKey{}, fr), c.undoTimeout)
+	ctx, cancel := context.WithTimeout(context.WithValue(context.Background(), frameKey{}, fr), limit)
 	defer cancel()
 	done := c.spawn(fr, "disposer of "+e.label, func() error { return e.undo(ctx) })
 	// One that honours its context gets a tenth longer to say so.
-	err := waitFor(c, c.undoTimeout+c.undoTimeout/10, "undo", done, nil)
+	err := waitFor(c, limit+limit/10, "undo", done, nil)
 	if err == nil {
 		return nil
 	}

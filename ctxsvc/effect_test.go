@@ -346,6 +346,31 @@ func TestHangingDisposerIsLeftBehind(t *testing.T) {
 	close(gate)
 }
 
+func TestDeadlineOfOneEffect(t *testing.T) {
+	h := open(t)
+	var long, short time.Time
+	note := func(at *time.Time) Disposer {
+		return func(ctx context.Context) error { *at, _ = ctx.Deadline(); return nil }
+	}
+	e, err := h.Group("g", func(x *Context) error {
+		h.ok(x.Defer("long", note(&long), UndoWithin(time.Hour)))
+		return x.Effect("short", func() (Disposer, error) { return note(&short), nil })
+	})
+	h.ok(err)
+	h.ok(e.Dispose(h.ctx))
+	if d := long.Sub(short); d < 50*time.Minute {
+		t.Errorf("the longer deadline is %s later", d)
+	}
+	e, err = h.EffectAsync("deaf", func(context.Context) (Disposer, error) {
+		return func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, nil
+	}, UndoWithin(time.Millisecond))
+	h.ok(err)
+	h.ok(e.Wait(h.ctx))
+	if err := e.Dispose(h.ctx); err == nil {
+		t.Error("a disposer beyond its deadline is not reported")
+	}
+}
+
 func TestHangingSetupIsLeftBehindAndUndoneLate(t *testing.T) {
 	h := open(t, WithStopTimeout(time.Millisecond))
 	undone := make(chan struct{})
