@@ -30,11 +30,12 @@ const (
 type Op string
 
 const (
-	Stat  Op = "stat"
-	Read  Op = "read"
-	List  Op = "list"
-	Write Op = "write"
-	Edit  Op = "edit"
+	Resolve Op = "resolve"
+	Stat    Op = "stat"
+	Read    Op = "read"
+	List    Op = "list"
+	Write   Op = "write"
+	Edit    Op = "edit"
 )
 
 func cannot(op Op, path string, code codes.Code, reason, format string, args ...any) error {
@@ -117,6 +118,11 @@ func ErrChanged(op Op, path string) error {
 // ErrGone is FS_STALE_VERSION for a replacement of a file that is not there any more.
 func ErrGone(path string) error {
 	return cannot(Write, path, codes.Aborted, StaleVersion, "file no longer exists")
+}
+
+// ErrElsewhere is FS_STALE_VERSION for a path that does not lead where somebody was told it does.
+func ErrElsewhere(op Op, path string) error {
+	return cannot(op, path, codes.Aborted, StaleVersion, "it leads elsewhere by now")
 }
 
 // ErrOverwrite is FS_NOT_OBSERVED for a file that was to be created and exists.

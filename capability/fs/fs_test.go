@@ -37,6 +37,7 @@ func TestErrors(t *testing.T) {
 		{ErrChanged(Write, "/w/a"), codes.Aborted, "FS_STALE_VERSION", `cannot write "/w/a": file changed since it was read`},
 		{ErrChanged(Edit, "/w/a"), codes.Aborted, "FS_STALE_VERSION", `cannot edit "/w/a": file changed since it was read`},
 		{ErrGone("/w/a"), codes.Aborted, "FS_STALE_VERSION", `cannot write "/w/a": file no longer exists`},
+		{ErrElsewhere(Write, "/w/a"), codes.Aborted, "FS_STALE_VERSION", `cannot write "/w/a": it leads elsewhere by now`},
 		{ErrOverwrite("/w/a"), codes.AlreadyExists, "FS_NOT_OBSERVED", `cannot overwrite existing "/w/a" without reading it first`},
 		{ErrNoMatch("/w/a"), codes.NotFound, "FS_EDIT_NOT_FOUND", `old_string was not found in "/w/a"`},
 		{ErrEmptyMatch(), codes.InvalidArgument, "FS_EDIT_NOT_FOUND", "old_string must be a non-empty string"},

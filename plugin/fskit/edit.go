@@ -22,7 +22,7 @@ import (
 // A file that changes while it is edited, or is missing, is FS_STALE_VERSION, with or without a version to compare.
 func (f *FS) Edit(ctx context.Context, p Policy, name, old, replacement string, all bool, pre Precondition) (Written, error) {
 	var out Written
-	err := f.mutating(ctx, p, fs.Edit, name, func(t target) error {
+	err := f.mutating(ctx, p, fs.Edit, name, pre.LeadsTo, func(t target) error {
 		if t.loc.missing > 0 {
 			return fs.ErrChanged(fs.Edit, t.shown)
 		}

@@ -84,6 +84,7 @@ const (
 type Precondition struct {
 	MustNotExist bool
 	Version      string // empty: any
+	LeadsTo      string // canonical path, see Resolve; empty: any
 }
 
 // Written is what a mutation did.
@@ -92,6 +93,17 @@ type Written struct {
 	Created      bool
 	Version      string
 	Replacements int64 // of an edit
+}
+
+// Resolve tells where a path leads: its canonical form, and whether something is there. What does not exist is named as it
+// would be made. It asks no policy beyond what the mode makes of places.
+func (f *FS) Resolve(ctx context.Context, p Policy, path string) (canonical string, exists bool, err error) {
+	err = f.attempts(ctx, fs.Resolve, fs.Display(p.Root, path), path, func() error {
+		loc, err := newView(p).resolve(path)
+		canonical, exists = loc.view, loc.missing == 0
+		return err
+	})
+	return canonical, exists, err
 }
 
 // Stat tells what a path leads to.

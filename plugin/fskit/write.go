@@ -24,7 +24,7 @@ const writeChunk = 1 << 20
 // its permissions, and its owner where this process may give files away.
 func (f *FS) Write(ctx context.Context, p Policy, name string, content []byte, pre Precondition) (Written, error) {
 	var out Written
-	err := f.mutating(ctx, p, fs.Write, name, func(t target) error {
+	err := f.mutating(ctx, p, fs.Write, name, pre.LeadsTo, func(t target) error {
 		if t.loc.missing > 0 && pre.Version != "" {
 			return fs.ErrGone(t.shown)
 		}
@@ -66,7 +66,7 @@ type target struct {
 }
 
 // mutating walks a path, takes the lock of what it leads to and hands that over once the policy allows it.
-func (f *FS) mutating(ctx context.Context, p Policy, op fs.Op, name string, do func(target) error) error {
+func (f *FS) mutating(ctx context.Context, p Policy, op fs.Op, name, leadsTo string, do func(target) error) error {
 	shown := fs.Display(p.Root, name)
 	return f.attempts(ctx, op, shown, name, func() error {
 		if p.Mode != sandbox.WorkspaceWrite && p.Mode != sandbox.DangerFullAccess {
@@ -88,6 +88,9 @@ func (f *FS) mutating(ctx context.Context, p Policy, op fs.Op, name string, do f
 		}
 		if loc.host != before.host {
 			return errMoved
+		}
+		if leadsTo != "" && loc.view != leadsTo {
+			return fs.ErrElsewhere(op, shown)
 		}
 		root, below, err := v.writable(loc)
 		if errors.Is(err, errDenied) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -40,10 +41,15 @@ func (s *fsServer) standing(ctx context.Context, grant string) (fskit.Policy, er
 			return fskit.Policy{}, err
 		}
 	}
+	return s.world(ctx, mode, resolved.GetWorkspaceRoot())
+}
+
+// world is what a call finds in a mode.
+func (s *fsServer) world(ctx context.Context, mode sandbox.Mode, root string) (p fskit.Policy, err error) {
 	d := s.plugin.Deployment()
-	p := fskit.Policy{
-		Mode: mode, Root: resolved.GetWorkspaceRoot(), Protected: d.GetProtected(),
-		Hidden: append(append([]string{}, d.GetHidden()...), d.GetTempDir(), d.GetStateDir()),
+	p = fskit.Policy{
+		Mode: mode, Root: root, Protected: d.GetProtected(),
+		Hidden: append(slices.Clone(d.GetHidden()), d.GetTempDir(), d.GetStateDir()),
 	}
 	if session := plugin.Caller(ctx).Session; mode == sandbox.WorkspaceWrite && session != "" && d.GetTempDir() != "" {
 		if p.Temp, err = fskit.MakeTemp(d.GetTempDir(), session); err != nil {
@@ -69,6 +75,25 @@ func (s *fsServer) widen(ctx context.Context, standing sandbox.Mode, grant strin
 			`grant is for mode "%s", and the session is in "%s" by now; ask again if that does not suffice`, granted, standing)
 	}
 	return granted, nil
+}
+
+func (s *fsServer) Resolve(ctx context.Context, r *fsv1.ResolveRequest) (*fsv1.ResolveReply, error) {
+	p, err := s.standing(ctx, "")
+	if err == nil && r.GetMode() != "" {
+		mode, wrong := sandbox.ParseMode(r.GetMode())
+		if wrong != nil {
+			return nil, fault.New(codes.InvalidArgument, "INVALID_REQUEST", "fs-sandbox: request.mode: %v", wrong)
+		}
+		p, err = s.world(ctx, mode, p.Root)
+	}
+	if err != nil {
+		return nil, err
+	}
+	path, exists, err := s.files.Resolve(ctx, p, r.GetPath())
+	if err != nil {
+		return nil, err
+	}
+	return &fsv1.ResolveReply{Path: text(path), Exists: exists}, nil
 }
 
 func (s *fsServer) Stat(ctx context.Context, r *fsv1.StatRequest) (*fsv1.StatReply, error) {
@@ -165,7 +190,7 @@ func precondition(p *fsv1.Precondition) (fskit.Precondition, error) {
 	if p.GetMustNotExist() && p.GetVersion() != "" {
 		return fskit.Precondition{}, fault.New(codes.InvalidArgument, "INVALID_REQUEST", "fs-sandbox: a file that must not exist has no version")
 	}
-	return fskit.Precondition{MustNotExist: p.GetMustNotExist(), Version: p.GetVersion()}, nil
+	return fskit.Precondition{MustNotExist: p.GetMustNotExist(), Version: p.GetVersion(), LeadsTo: p.GetLeadsTo()}, nil
 }
 
 // text is a name as a message can carry it: names of files are bytes.

@@ -329,6 +329,26 @@ func TestRequests(t *testing.T) {
 	if err != nil || len(list.GetEntries()) != 2 || list.GetEntries()[1].GetName() != "l" || list.GetEntries()[1].GetKind() != "file" {
 		t.Errorf("list: %v, %v", list, err)
 	}
+	for _, c := range []struct {
+		path, mode, want string
+		exists           bool
+	}{
+		{"l", "", f.root + "/a.txt", true},
+		{"none/x", "", f.root + "/none/x", false},
+		{"/tmp/none-of-this", "danger-full-access", "/tmp/none-of-this", false},
+		{f.base + "/state/plugins", "read-only", f.base + "/state/plugins", true}, // a person must see it
+	} {
+		r, err := f.client.Resolve(ctx, &fsv1.ResolveRequest{Path: c.path, Mode: c.mode})
+		if err != nil || r.GetPath() != c.want || r.GetExists() != c.exists {
+			t.Errorf("resolve %s: %v, %v", c.path, r, err)
+		}
+	}
+	if _, err := f.client.Resolve(ctx, &fsv1.ResolveRequest{Path: "l", Mode: "root"}); fault.Reason(err) != "INVALID_REQUEST" {
+		t.Error(err)
+	}
+	if _, err := f.client.Write(ctx, &fsv1.WriteRequest{Path: "l", Precondition: &fsv1.Precondition{LeadsTo: f.root + "/l"}}); fault.Reason(err) != fs.StaleVersion || content(t, f.root+"/a.txt") != "a\nb\nc\n" {
+		t.Errorf("a write to what it does not lead to: %v", err)
+	}
 	for _, r := range []*fsv1.ReadRequest{{Path: "a.txt", Offset: -1}, {Path: "a.txt", Limit: -1}, {Path: "a.txt", MaxBytes: -1}, {Path: "a.txt", MaxLine: -1}} {
 		if _, err := f.client.Read(ctx, r); fault.Reason(err) != "INVALID_REQUEST" {
 			t.Errorf("%v: %v", r, err)

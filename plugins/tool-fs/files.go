@@ -97,8 +97,8 @@ func (f *files) write(ctx context.Context, raw json.RawMessage) (*toolsv1.CallRe
 	return f.mutate(ctx, mutation{
 		tool: toolWrite, path: *in.Path, permissions: in.Permissions, justification: in.Justification,
 		shown: []string{*in.Content},
-		do: func(path, grant string) (metadata, error) {
-			r, err := f.fs.Write(ctx, &fsv1.WriteRequest{Path: path, Content: []byte(*in.Content), Grant: grant})
+		do: func(path string, a approved) (metadata, error) {
+			r, err := f.fs.Write(ctx, &fsv1.WriteRequest{Path: path, Content: []byte(*in.Content), Precondition: a.precondition(), Grant: a.grant})
 			return metadata{Path: r.GetPath(), Version: r.GetVersion(), Mode: r.GetMode(), Created: r.GetCreated()}, err
 		},
 		render: func(shown string, m metadata) string { return renderWrite(shown, m.Created) },
@@ -134,8 +134,10 @@ func (f *files) edit(ctx context.Context, raw json.RawMessage) (*toolsv1.CallRep
 	return f.mutate(ctx, mutation{
 		tool: toolEdit, path: *in.Path, permissions: in.Permissions, justification: in.Justification,
 		shown: []string{*in.Old, *in.New},
-		do: func(path, grant string) (metadata, error) {
-			r, err := f.fs.Edit(ctx, &fsv1.EditRequest{Path: path, OldString: *in.Old, NewString: *in.New, ReplaceAll: in.All, Grant: grant})
+		do: func(path string, a approved) (metadata, error) {
+			r, err := f.fs.Edit(ctx, &fsv1.EditRequest{
+				Path: path, OldString: *in.Old, NewString: *in.New, ReplaceAll: in.All, Precondition: a.precondition(), Grant: a.grant,
+			})
 			return metadata{Path: r.GetPath(), Version: r.GetVersion(), Mode: r.GetMode(), Replacements: r.GetReplacements()}, err
 		},
 		render: func(shown string, _ metadata) string { return renderEdit(shown, in.All) },
@@ -147,8 +149,18 @@ type mutation struct {
 	tool, path                 string
 	permissions, justification *string
 	shown                      []string // what a person who approves is shown beside the path
-	do                         func(path, grant string) (metadata, error)
+	do                         func(path string, a approved) (metadata, error)
 	render                     func(shown string, m metadata) string
+}
+
+// approved is what a person allowed: a wider mode for one operation, on what the path led to when they were asked.
+type approved struct{ grant, leadsTo string }
+
+func (a approved) precondition() *fsv1.Precondition {
+	if a.leadsTo == "" {
+		return nil
+	}
+	return &fsv1.Precondition{LeadsTo: a.leadsTo}
 }
 
 // mutate runs a mutation in the order that matters: what is wrong with the escalation is said before anything else; the
@@ -163,17 +175,17 @@ func (f *files) mutate(ctx context.Context, m mutation) (*toolsv1.CallReply, err
 		return nil, aborted(ctx, err)
 	}
 	path, shown, pathErr := absolute(m.path, standing)
-	mode, grant := sandbox.Mode(standing.GetMode()), ""
+	if pathErr != nil {
+		return nil, invalid(pathErr)
+	}
+	mode, allowed := sandbox.Mode(standing.GetMode()), approved{}
 	if escalate != "" {
-		if grant, err = f.approve(ctx, m, mode, escalate, shown, standing.GetWorkspaceRoot()); err != nil {
+		if allowed, err = f.approve(ctx, m, mode, escalate, path, shown, standing.GetWorkspaceRoot()); err != nil {
 			return nil, aborted(ctx, refusal(err))
 		}
 		mode = escalate
 	}
-	if pathErr != nil {
-		return nil, invalid(pathErr)
-	}
-	meta, err := m.do(path, grant)
+	meta, err := m.do(path, allowed)
 	if err != nil {
 		return f.failed(ctx, err, mode, true)
 	}
@@ -218,7 +230,7 @@ func (f *files) escalation(m mutation) (sandbox.Mode, error) {
 	return mode, nil
 }
 
-func (f *files) approve(ctx context.Context, m mutation, effective, requested sandbox.Mode, path, root string) (grant string, err error) {
+func (f *files) approve(ctx context.Context, m mutation, effective, requested sandbox.Mode, path, shown, root string) (approved, error) {
 	call := plugin.Caller(ctx)
 	e := sandbox.Escalation{
 		Effective: effective, Requested: requested, Subject: sandbox.Operation, Justification: *m.justification,
@@ -226,22 +238,36 @@ func (f *files) approve(ctx context.Context, m mutation, effective, requested sa
 		HasAgent: call.Agent != "" || call.Session != "",
 	}
 	if f.approval == nil {
-		return sandbox.Approve(ctx, e, nil)
+		_, err := sandbox.Approve(ctx, e, nil)
+		return approved{}, err
 	}
-	return sandbox.Approve(ctx, e, approver{f.approval, m.tool, renderQuestion(m.tool, path, m.shown...), root})
+	a := &approver{fs: f.fs, approval: f.approval, m: m, path: path, shown: shown, root: root}
+	grant, err := sandbox.Approve(ctx, e, a)
+	return approved{grant, a.leadsTo}, err
 }
 
-// approver asks through the approval capability.
+// approver asks through the approval capability. A person decides about what a path leads to and not about how it is spelled,
+// so that is found out first.
 type approver struct {
-	client          approvalv1.ApprovalClient
-	tool, text, cwd string
+	fs                fsv1.FsClient
+	approval          approvalv1.ApprovalClient
+	m                 mutation
+	path, shown, root string
+	leadsTo           string
 }
 
-func (a approver) ApproveEscalation(ctx context.Context, e sandbox.Escalation, reason string) (sandbox.Answer, error) {
-	reply, err := a.client.Request(ctx, &approvalv1.ApprovalRequest{
-		Tool: a.tool, Reason: reason,
+func (a *approver) ApproveEscalation(ctx context.Context, e sandbox.Escalation, reason string) (sandbox.Answer, error) {
+	where, err := a.fs.Resolve(ctx, &fsv1.ResolveRequest{Path: a.path, Mode: string(e.Requested)})
+	if err != nil {
+		return sandbox.Answer{}, err
+	}
+	a.leadsTo = where.GetPath()
+	reply, err := a.approval.Request(ctx, &approvalv1.ApprovalRequest{
+		Tool: a.m.tool, Reason: reason,
 		Widening: &approvalv1.Widening{From: string(e.Effective), To: string(e.Requested), Capability: "fs"},
-		Subject:  &approvalv1.Subject{Kind: string(e.Subject), Text: a.text, Cwd: a.cwd},
+		Subject: &approvalv1.Subject{
+			Kind: string(e.Subject), Text: renderQuestion(a.m.tool, a.shown, a.leadsTo, a.m.shown...), Cwd: a.root,
+		},
 	})
 	if err != nil {
 		return sandbox.Answer{}, err
@@ -352,4 +378,4 @@ func positive(name string, raw json.RawMessage) (int64, error) {
 }
 
 // Interface guard.
-var _ sandbox.Approver = approver{}
+var _ sandbox.Approver = (*approver)(nil)

@@ -56,10 +56,14 @@ func renderEdit(path string, all bool) string {
 // generated file must not bury the question.
 const maxShown = 8 << 10
 
-// renderQuestion is an operation as the person who approves it is shown it. Whoever shows it escapes it.
-func renderQuestion(tool, path string, parts ...string) string {
+// renderQuestion is an operation as the person who approves it is shown it: the path, where it leads if that is elsewhere,
+// and the change. Whoever shows it escapes it.
+func renderQuestion(tool, path, leadsTo string, parts ...string) string {
 	var b strings.Builder
 	b.WriteString(tool + " " + path)
+	if leadsTo != path {
+		b.WriteString("\n(which is " + leadsTo + ")")
+	}
 	for i, part := range parts {
 		sign := "+ "
 		if tool == toolEdit && i == 0 {

@@ -83,11 +83,19 @@ func (w *world) Read(ctx context.Context, r *fsv1.ReadRequest) (*fsv1.ReadReply,
 	return out, err
 }
 
+func (w *world) Resolve(ctx context.Context, r *fsv1.ResolveRequest) (*fsv1.ResolveReply, error) {
+	if err := w.note(r); err != nil {
+		return nil, err
+	}
+	path, exists, err := w.files.Resolve(ctx, open, r.GetPath())
+	return &fsv1.ResolveReply{Path: path, Exists: exists}, err
+}
+
 func (w *world) Write(ctx context.Context, r *fsv1.WriteRequest) (*fsv1.WriteReply, error) {
 	if err := w.note(r); err != nil {
 		return nil, err
 	}
-	out, err := w.files.Write(ctx, open, r.GetPath(), r.GetContent(), fskit.Precondition{})
+	out, err := w.files.Write(ctx, open, r.GetPath(), r.GetContent(), fskit.Precondition{LeadsTo: r.GetPrecondition().GetLeadsTo()})
 	return &fsv1.WriteReply{Path: out.Path, Created: out.Created, Version: out.Version, Mode: "workspace-write"}, err
 }
 
@@ -95,7 +103,7 @@ func (w *world) Edit(ctx context.Context, r *fsv1.EditRequest) (*fsv1.EditReply,
 	if err := w.note(r); err != nil {
 		return nil, err
 	}
-	out, err := w.files.Edit(ctx, open, r.GetPath(), r.GetOldString(), r.GetNewString(), r.GetReplaceAll(), fskit.Precondition{})
+	out, err := w.files.Edit(ctx, open, r.GetPath(), r.GetOldString(), r.GetNewString(), r.GetReplaceAll(), fskit.Precondition{LeadsTo: r.GetPrecondition().GetLeadsTo()})
 	return &fsv1.EditReply{Path: out.Path, Replacements: out.Replacements, Version: out.Version, Mode: "workspace-write"}, err
 }
 
@@ -578,26 +586,26 @@ func TestEscalation(t *testing.T) {
 		want      string
 		code      string
 	}{
-		{name: "an approved escalation carries its grant", mode: "read-only", to: "workspace-write", call: inSession, steps: "resolve approval *"},
-		{name: "the session routes the question where a front end names no agent", mode: "read-only", to: "workspace-write", call: plugin.Call{Session: "s"}, steps: "resolve approval *"},
-		{name: "evaluates widening against the session's mode", mode: "workspace-write", to: "danger-full-access", call: inSession, steps: "resolve approval *"},
+		{name: "an approved escalation carries its grant", mode: "read-only", to: "workspace-write", call: inSession, steps: "resolve resolve approval *"},
+		{name: "the session routes the question where a front end names no agent", mode: "read-only", to: "workspace-write", call: plugin.Call{Session: "s"}, steps: "resolve resolve approval *"},
+		{name: "evaluates widening against the session's mode", mode: "workspace-write", to: "danger-full-access", call: inSession, steps: "resolve resolve approval *"},
 		{name: "rejects non-widening escalation without prompting", mode: "workspace-write", to: "workspace-write", call: inSession, steps: "resolve",
 			want: `sandbox escalation to "workspace-write" is not strictly wider than this call's current "workspace-write" mode`, code: "ESCALATION_NOT_WIDER"},
 		{name: "escalation without an approval service fails closed", mode: "read-only", to: "workspace-write", call: inSession, noService: true, steps: "resolve",
 			want: `sandbox escalation to "workspace-write" requires approval, but no approval service is composed`, code: "ESCALATION_NO_APPROVAL"},
 		{name: "escalation with an approval service but no agent fails closed", mode: "read-only", to: "workspace-write", steps: "resolve",
 			want: `sandbox escalation to "workspace-write" requires approval, but the call has no agent to route it through`, code: "ESCALATION_NO_AGENT"},
-		{name: "a rejected escalation fails closed with its own text and never mutates", mode: "read-only", to: "workspace-write", call: inSession, answer: outcome("rejected"), steps: "resolve approval",
+		{name: "a rejected escalation fails closed with its own text and never mutates", mode: "read-only", to: "workspace-write", call: inSession, answer: outcome("rejected"), steps: "resolve resolve approval",
 			want: `the user rejected escalating this operation to "workspace-write"`, code: "ESCALATION_REJECTED"},
-		{name: "cancelled", mode: "read-only", to: "workspace-write", call: inSession, answer: outcome("cancelled"), steps: "resolve approval",
+		{name: "cancelled", mode: "read-only", to: "workspace-write", call: inSession, answer: outcome("cancelled"), steps: "resolve resolve approval",
 			want: `approval for escalating to "workspace-write" was cancelled`, code: "ESCALATION_CANCELLED"},
-		{name: "unavailable", mode: "read-only", to: "danger-full-access", call: inSession, answer: outcome("unavailable"), steps: "resolve approval",
+		{name: "unavailable", mode: "read-only", to: "danger-full-access", call: inSession, answer: outcome("unavailable"), steps: "resolve resolve approval",
 			want: `sandbox escalation to "danger-full-access" requires approval, but no approval channel is available`, code: "ESCALATION_UNAVAILABLE"},
-		{name: "an outcome outside the vocabulary", mode: "read-only", to: "workspace-write", call: inSession, answer: outcome("always"), steps: "resolve approval",
+		{name: "an outcome outside the vocabulary", mode: "read-only", to: "workspace-write", call: inSession, answer: outcome("always"), steps: "resolve resolve approval",
 			want: "unreachable variant in EscalationOutcome", code: "ESCALATION_UNRECOGNIZED"},
-		{name: "an allowance without a grant", mode: "read-only", to: "workspace-write", call: inSession, answer: outcome("allowed-once"), steps: "resolve approval",
+		{name: "an allowance without a grant", mode: "read-only", to: "workspace-write", call: inSession, answer: outcome("allowed-once"), steps: "resolve resolve approval",
 			want: `approval for escalating to "workspace-write" came without a grant`, code: "ESCALATION_UNRECOGNIZED"},
-		{name: "approval itself fails", mode: "read-only", to: "workspace-write", call: inSession, steps: "resolve approval",
+		{name: "approval itself fails", mode: "read-only", to: "workspace-write", call: inSession, steps: "resolve resolve approval",
 			answer: func(context.Context, *approvalv1.ApprovalRequest) (*approvalv1.ApprovalReply, error) {
 				return nil, fault.New(codes.Unavailable, "PLUGIN_CRASHED", "user-approval ended")
 			}, want: "user-approval ended", code: "PLUGIN_CRASHED"},
@@ -677,8 +685,27 @@ func TestQuestion(t *testing.T) {
 	if !proto.Equal(got, want) {
 		t.Errorf("asked %v, want %v", got, want)
 	}
+	// A person is shown where a path leads, and nothing else is changed than that.
+	outside := put(t, realDir(t), "secret.txt", "old\n")
+	must(t, os.Symlink(outside, root+"/harmless.txt"))
+	w.answer = func(context.Context, *approvalv1.ApprovalRequest) (*approvalv1.ApprovalReply, error) {
+		must(t, os.Remove(root+"/harmless.txt"))
+		must(t, os.Symlink(root+"/a.txt", root+"/harmless.txt"))
+		return &approvalv1.ApprovalReply{Outcome: "allowed-once", Grant: "g1"}, nil
+	}
+	r := call(t, p, inSession, "write", arguments("file_path", "harmless.txt", "content", "x", "sandbox_permissions", "danger-full-access", "justification", "to save"))
+	_, got = did[*approvalv1.ApprovalRequest](w)
+	if want := "write " + root + "/harmless.txt\n(which is " + outside + ")\n+ x"; got.GetSubject().GetText() != want {
+		t.Errorf("asked %q, want %q", got.GetSubject().GetText(), want)
+	}
+	if r.GetErrorCode() != fs.StaleVersion || content(t, outside) != "old\n" || content(t, root+"/a.txt") == "x" {
+		t.Errorf("a link that was swapped during the question: %q; %q", shown(r), content(t, root+"/a.txt"))
+	}
+	if _, asked := did[*fsv1.ResolveRequest](w); asked.GetMode() != "danger-full-access" {
+		t.Errorf("resolved in %q", asked.GetMode())
+	}
 	big := strings.Repeat("é", maxShown)
-	text := renderQuestion("write", "/a", big)
+	text := renderQuestion("write", "/a", "/a", big)
 	if len(text) > maxShown+100 || !strings.HasSuffix(text, fmt.Sprintf("\n(%d more bytes are not shown)", maxShown)) {
 		t.Errorf("a big file: %d bytes, ends in %q", len(text), text[len(text)-40:])
 	}

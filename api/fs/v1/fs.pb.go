@@ -21,6 +21,111 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ResolveRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// The sandbox mode to look from, since some places are others in each; empty for the call's.
+	Mode          string `protobuf:"bytes,2,opt,name=mode,proto3" json:"mode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveRequest) Reset() {
+	*x = ResolveRequest{}
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveRequest) ProtoMessage() {}
+
+func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveRequest.ProtoReflect.Descriptor instead.
+func (*ResolveRequest) Descriptor() ([]byte, []int) {
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ResolveRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *ResolveRequest) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+type ResolveReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // canonical; what does not exist is named as it would be made
+	Exists        bool                   `protobuf:"varint,2,opt,name=exists,proto3" json:"exists,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveReply) Reset() {
+	*x = ResolveReply{}
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveReply) ProtoMessage() {}
+
+func (x *ResolveReply) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveReply.ProtoReflect.Descriptor instead.
+func (*ResolveReply) Descriptor() ([]byte, []int) {
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ResolveReply) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *ResolveReply) GetExists() bool {
+	if x != nil {
+		return x.Exists
+	}
+	return false
+}
+
 type StatRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -30,7 +135,7 @@ type StatRequest struct {
 
 func (x *StatRequest) Reset() {
 	*x = StatRequest{}
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[0]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -42,7 +147,7 @@ func (x *StatRequest) String() string {
 func (*StatRequest) ProtoMessage() {}
 
 func (x *StatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[0]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -55,7 +160,7 @@ func (x *StatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatRequest.ProtoReflect.Descriptor instead.
 func (*StatRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{0}
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *StatRequest) GetPath() string {
@@ -78,7 +183,7 @@ type StatReply struct {
 
 func (x *StatReply) Reset() {
 	*x = StatReply{}
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[1]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -90,7 +195,7 @@ func (x *StatReply) String() string {
 func (*StatReply) ProtoMessage() {}
 
 func (x *StatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[1]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -103,7 +208,7 @@ func (x *StatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatReply.ProtoReflect.Descriptor instead.
 func (*StatReply) Descriptor() ([]byte, []int) {
-	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{1}
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *StatReply) GetPath() string {
@@ -154,7 +259,7 @@ type ReadRequest struct {
 
 func (x *ReadRequest) Reset() {
 	*x = ReadRequest{}
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[2]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -166,7 +271,7 @@ func (x *ReadRequest) String() string {
 func (*ReadRequest) ProtoMessage() {}
 
 func (x *ReadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[2]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -179,7 +284,7 @@ func (x *ReadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadRequest.ProtoReflect.Descriptor instead.
 func (*ReadRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{2}
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ReadRequest) GetPath() string {
@@ -222,7 +327,7 @@ type ReadReply struct {
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"` // canonical
 	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	Lines         []*Line                `protobuf:"bytes,3,rep,name=lines,proto3" json:"lines,omitempty"`
-	TotalLines    int64                  `protobuf:"varint,4,opt,name=total_lines,json=totalLines,proto3" json:"total_lines,omitempty"` // 0 when the end was not reached
+	TotalLines    int64                  `protobuf:"varint,4,opt,name=total_lines,json=totalLines,proto3" json:"total_lines,omitempty"` // in the whole file
 	Capped        bool                   `protobuf:"varint,5,opt,name=capped,proto3" json:"capped,omitempty"`                           // max_bytes was reached before limit
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -230,7 +335,7 @@ type ReadReply struct {
 
 func (x *ReadReply) Reset() {
 	*x = ReadReply{}
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[3]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -242,7 +347,7 @@ func (x *ReadReply) String() string {
 func (*ReadReply) ProtoMessage() {}
 
 func (x *ReadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[3]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -255,7 +360,7 @@ func (x *ReadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadReply.ProtoReflect.Descriptor instead.
 func (*ReadReply) Descriptor() ([]byte, []int) {
-	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{3}
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ReadReply) GetPath() string {
@@ -304,7 +409,7 @@ type Line struct {
 
 func (x *Line) Reset() {
 	*x = Line{}
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[4]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -316,7 +421,7 @@ func (x *Line) String() string {
 func (*Line) ProtoMessage() {}
 
 func (x *Line) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[4]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -329,7 +434,7 @@ func (x *Line) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Line.ProtoReflect.Descriptor instead.
 func (*Line) Descriptor() ([]byte, []int) {
-	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{4}
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Line) GetNumber() int64 {
@@ -362,7 +467,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[5]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -374,7 +479,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[5]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -387,7 +492,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{5}
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListRequest) GetPath() string {
@@ -406,7 +511,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[6]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -418,7 +523,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[6]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -431,7 +536,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{6}
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListReply) GetEntries() []*DirEntry {
@@ -451,7 +556,7 @@ type DirEntry struct {
 
 func (x *DirEntry) Reset() {
 	*x = DirEntry{}
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[7]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -463,7 +568,7 @@ func (x *DirEntry) String() string {
 func (*DirEntry) ProtoMessage() {}
 
 func (x *DirEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[7]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -476,7 +581,7 @@ func (x *DirEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirEntry.ProtoReflect.Descriptor instead.
 func (*DirEntry) Descriptor() ([]byte, []int) {
-	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{7}
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DirEntry) GetName() string {
@@ -497,14 +602,15 @@ func (x *DirEntry) GetKind() string {
 type Precondition struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MustNotExist  bool                   `protobuf:"varint,1,opt,name=must_not_exist,json=mustNotExist,proto3" json:"must_not_exist,omitempty"`
-	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"` // empty: any
+	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`                // empty: any
+	LeadsTo       string                 `protobuf:"bytes,3,opt,name=leads_to,json=leadsTo,proto3" json:"leads_to,omitempty"` // the canonical path of ResolveReply; empty: any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Precondition) Reset() {
 	*x = Precondition{}
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[8]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -516,7 +622,7 @@ func (x *Precondition) String() string {
 func (*Precondition) ProtoMessage() {}
 
 func (x *Precondition) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[8]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -529,7 +635,7 @@ func (x *Precondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Precondition.ProtoReflect.Descriptor instead.
 func (*Precondition) Descriptor() ([]byte, []int) {
-	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{8}
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Precondition) GetMustNotExist() bool {
@@ -546,6 +652,13 @@ func (x *Precondition) GetVersion() string {
 	return ""
 }
 
+func (x *Precondition) GetLeadsTo() string {
+	if x != nil {
+		return x.LeadsTo
+	}
+	return ""
+}
+
 type WriteRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -558,7 +671,7 @@ type WriteRequest struct {
 
 func (x *WriteRequest) Reset() {
 	*x = WriteRequest{}
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[9]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -570,7 +683,7 @@ func (x *WriteRequest) String() string {
 func (*WriteRequest) ProtoMessage() {}
 
 func (x *WriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[9]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -583,7 +696,7 @@ func (x *WriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteRequest.ProtoReflect.Descriptor instead.
 func (*WriteRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{9}
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WriteRequest) GetPath() string {
@@ -626,7 +739,7 @@ type WriteReply struct {
 
 func (x *WriteReply) Reset() {
 	*x = WriteReply{}
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[10]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -638,7 +751,7 @@ func (x *WriteReply) String() string {
 func (*WriteReply) ProtoMessage() {}
 
 func (x *WriteReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[10]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -651,7 +764,7 @@ func (x *WriteReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteReply.ProtoReflect.Descriptor instead.
 func (*WriteReply) Descriptor() ([]byte, []int) {
-	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{10}
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WriteReply) GetPath() string {
@@ -696,7 +809,7 @@ type EditRequest struct {
 
 func (x *EditRequest) Reset() {
 	*x = EditRequest{}
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[11]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -708,7 +821,7 @@ func (x *EditRequest) String() string {
 func (*EditRequest) ProtoMessage() {}
 
 func (x *EditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[11]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -721,7 +834,7 @@ func (x *EditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EditRequest.ProtoReflect.Descriptor instead.
 func (*EditRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{11}
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EditRequest) GetPath() string {
@@ -778,7 +891,7 @@ type EditReply struct {
 
 func (x *EditReply) Reset() {
 	*x = EditReply{}
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[12]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -790,7 +903,7 @@ func (x *EditReply) String() string {
 func (*EditReply) ProtoMessage() {}
 
 func (x *EditReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_fs_v1_fs_proto_msgTypes[12]
+	mi := &file_cordon_fs_v1_fs_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -803,7 +916,7 @@ func (x *EditReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EditReply.ProtoReflect.Descriptor instead.
 func (*EditReply) Descriptor() ([]byte, []int) {
-	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{12}
+	return file_cordon_fs_v1_fs_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EditReply) GetPath() string {
@@ -838,7 +951,13 @@ var File_cordon_fs_v1_fs_proto protoreflect.FileDescriptor
 
 const file_cordon_fs_v1_fs_proto_rawDesc = "" +
 	"\n" +
-	"\x15cordon/fs/v1/fs.proto\x12\fcordon.fs.v1\"!\n" +
+	"\x15cordon/fs/v1/fs.proto\x12\fcordon.fs.v1\"8\n" +
+	"\x0eResolveRequest\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\tR\x04mode\":\n" +
+	"\fResolveReply\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
+	"\x06exists\x18\x02 \x01(\bR\x06exists\"!\n" +
 	"\vStatRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\"u\n" +
 	"\tStatReply\x12\x12\n" +
@@ -870,10 +989,11 @@ const file_cordon_fs_v1_fs_proto_rawDesc = "" +
 	"\aentries\x18\x01 \x03(\v2\x16.cordon.fs.v1.DirEntryR\aentries\"2\n" +
 	"\bDirEntry\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04kind\x18\x02 \x01(\tR\x04kind\"N\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\"i\n" +
 	"\fPrecondition\x12$\n" +
 	"\x0emust_not_exist\x18\x01 \x01(\bR\fmustNotExist\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\tR\aversion\"\x92\x01\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\x12\x19\n" +
+	"\bleads_to\x18\x03 \x01(\tR\aleadsTo\"\x92\x01\n" +
 	"\fWriteRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\fR\acontent\x12>\n" +
@@ -899,8 +1019,9 @@ const file_cordon_fs_v1_fs_proto_rawDesc = "" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\"\n" +
 	"\freplacements\x18\x02 \x01(\x03R\freplacements\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\tR\aversion\x12\x12\n" +
-	"\x04mode\x18\x04 \x01(\tR\x04mode2\xb3\x02\n" +
-	"\x02Fs\x12:\n" +
+	"\x04mode\x18\x04 \x01(\tR\x04mode2\xf8\x02\n" +
+	"\x02Fs\x12C\n" +
+	"\aResolve\x12\x1c.cordon.fs.v1.ResolveRequest\x1a\x1a.cordon.fs.v1.ResolveReply\x12:\n" +
 	"\x04Stat\x12\x19.cordon.fs.v1.StatRequest\x1a\x17.cordon.fs.v1.StatReply\x12:\n" +
 	"\x04Read\x12\x19.cordon.fs.v1.ReadRequest\x1a\x17.cordon.fs.v1.ReadReply\x12:\n" +
 	"\x04List\x12\x19.cordon.fs.v1.ListRequest\x1a\x17.cordon.fs.v1.ListReply\x12=\n" +
@@ -919,39 +1040,43 @@ func file_cordon_fs_v1_fs_proto_rawDescGZIP() []byte {
 	return file_cordon_fs_v1_fs_proto_rawDescData
 }
 
-var file_cordon_fs_v1_fs_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_cordon_fs_v1_fs_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_cordon_fs_v1_fs_proto_goTypes = []any{
-	(*StatRequest)(nil),  // 0: cordon.fs.v1.StatRequest
-	(*StatReply)(nil),    // 1: cordon.fs.v1.StatReply
-	(*ReadRequest)(nil),  // 2: cordon.fs.v1.ReadRequest
-	(*ReadReply)(nil),    // 3: cordon.fs.v1.ReadReply
-	(*Line)(nil),         // 4: cordon.fs.v1.Line
-	(*ListRequest)(nil),  // 5: cordon.fs.v1.ListRequest
-	(*ListReply)(nil),    // 6: cordon.fs.v1.ListReply
-	(*DirEntry)(nil),     // 7: cordon.fs.v1.DirEntry
-	(*Precondition)(nil), // 8: cordon.fs.v1.Precondition
-	(*WriteRequest)(nil), // 9: cordon.fs.v1.WriteRequest
-	(*WriteReply)(nil),   // 10: cordon.fs.v1.WriteReply
-	(*EditRequest)(nil),  // 11: cordon.fs.v1.EditRequest
-	(*EditReply)(nil),    // 12: cordon.fs.v1.EditReply
+	(*ResolveRequest)(nil), // 0: cordon.fs.v1.ResolveRequest
+	(*ResolveReply)(nil),   // 1: cordon.fs.v1.ResolveReply
+	(*StatRequest)(nil),    // 2: cordon.fs.v1.StatRequest
+	(*StatReply)(nil),      // 3: cordon.fs.v1.StatReply
+	(*ReadRequest)(nil),    // 4: cordon.fs.v1.ReadRequest
+	(*ReadReply)(nil),      // 5: cordon.fs.v1.ReadReply
+	(*Line)(nil),           // 6: cordon.fs.v1.Line
+	(*ListRequest)(nil),    // 7: cordon.fs.v1.ListRequest
+	(*ListReply)(nil),      // 8: cordon.fs.v1.ListReply
+	(*DirEntry)(nil),       // 9: cordon.fs.v1.DirEntry
+	(*Precondition)(nil),   // 10: cordon.fs.v1.Precondition
+	(*WriteRequest)(nil),   // 11: cordon.fs.v1.WriteRequest
+	(*WriteReply)(nil),     // 12: cordon.fs.v1.WriteReply
+	(*EditRequest)(nil),    // 13: cordon.fs.v1.EditRequest
+	(*EditReply)(nil),      // 14: cordon.fs.v1.EditReply
 }
 var file_cordon_fs_v1_fs_proto_depIdxs = []int32{
-	4,  // 0: cordon.fs.v1.ReadReply.lines:type_name -> cordon.fs.v1.Line
-	7,  // 1: cordon.fs.v1.ListReply.entries:type_name -> cordon.fs.v1.DirEntry
-	8,  // 2: cordon.fs.v1.WriteRequest.precondition:type_name -> cordon.fs.v1.Precondition
-	8,  // 3: cordon.fs.v1.EditRequest.precondition:type_name -> cordon.fs.v1.Precondition
-	0,  // 4: cordon.fs.v1.Fs.Stat:input_type -> cordon.fs.v1.StatRequest
-	2,  // 5: cordon.fs.v1.Fs.Read:input_type -> cordon.fs.v1.ReadRequest
-	5,  // 6: cordon.fs.v1.Fs.List:input_type -> cordon.fs.v1.ListRequest
-	9,  // 7: cordon.fs.v1.Fs.Write:input_type -> cordon.fs.v1.WriteRequest
-	11, // 8: cordon.fs.v1.Fs.Edit:input_type -> cordon.fs.v1.EditRequest
-	1,  // 9: cordon.fs.v1.Fs.Stat:output_type -> cordon.fs.v1.StatReply
-	3,  // 10: cordon.fs.v1.Fs.Read:output_type -> cordon.fs.v1.ReadReply
-	6,  // 11: cordon.fs.v1.Fs.List:output_type -> cordon.fs.v1.ListReply
-	10, // 12: cordon.fs.v1.Fs.Write:output_type -> cordon.fs.v1.WriteReply
-	12, // 13: cordon.fs.v1.Fs.Edit:output_type -> cordon.fs.v1.EditReply
-	9,  // [9:14] is the sub-list for method output_type
-	4,  // [4:9] is the sub-list for method input_type
+	6,  // 0: cordon.fs.v1.ReadReply.lines:type_name -> cordon.fs.v1.Line
+	9,  // 1: cordon.fs.v1.ListReply.entries:type_name -> cordon.fs.v1.DirEntry
+	10, // 2: cordon.fs.v1.WriteRequest.precondition:type_name -> cordon.fs.v1.Precondition
+	10, // 3: cordon.fs.v1.EditRequest.precondition:type_name -> cordon.fs.v1.Precondition
+	0,  // 4: cordon.fs.v1.Fs.Resolve:input_type -> cordon.fs.v1.ResolveRequest
+	2,  // 5: cordon.fs.v1.Fs.Stat:input_type -> cordon.fs.v1.StatRequest
+	4,  // 6: cordon.fs.v1.Fs.Read:input_type -> cordon.fs.v1.ReadRequest
+	7,  // 7: cordon.fs.v1.Fs.List:input_type -> cordon.fs.v1.ListRequest
+	11, // 8: cordon.fs.v1.Fs.Write:input_type -> cordon.fs.v1.WriteRequest
+	13, // 9: cordon.fs.v1.Fs.Edit:input_type -> cordon.fs.v1.EditRequest
+	1,  // 10: cordon.fs.v1.Fs.Resolve:output_type -> cordon.fs.v1.ResolveReply
+	3,  // 11: cordon.fs.v1.Fs.Stat:output_type -> cordon.fs.v1.StatReply
+	5,  // 12: cordon.fs.v1.Fs.Read:output_type -> cordon.fs.v1.ReadReply
+	8,  // 13: cordon.fs.v1.Fs.List:output_type -> cordon.fs.v1.ListReply
+	12, // 14: cordon.fs.v1.Fs.Write:output_type -> cordon.fs.v1.WriteReply
+	14, // 15: cordon.fs.v1.Fs.Edit:output_type -> cordon.fs.v1.EditReply
+	10, // [10:16] is the sub-list for method output_type
+	4,  // [4:10] is the sub-list for method input_type
 	4,  // [4:4] is the sub-list for extension type_name
 	4,  // [4:4] is the sub-list for extension extendee
 	0,  // [0:4] is the sub-list for field type_name
@@ -968,7 +1093,7 @@ func file_cordon_fs_v1_fs_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cordon_fs_v1_fs_proto_rawDesc), len(file_cordon_fs_v1_fs_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

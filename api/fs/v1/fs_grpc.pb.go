@@ -19,11 +19,12 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Fs_Stat_FullMethodName  = "/cordon.fs.v1.Fs/Stat"
-	Fs_Read_FullMethodName  = "/cordon.fs.v1.Fs/Read"
-	Fs_List_FullMethodName  = "/cordon.fs.v1.Fs/List"
-	Fs_Write_FullMethodName = "/cordon.fs.v1.Fs/Write"
-	Fs_Edit_FullMethodName  = "/cordon.fs.v1.Fs/Edit"
+	Fs_Resolve_FullMethodName = "/cordon.fs.v1.Fs/Resolve"
+	Fs_Stat_FullMethodName    = "/cordon.fs.v1.Fs/Stat"
+	Fs_Read_FullMethodName    = "/cordon.fs.v1.Fs/Read"
+	Fs_List_FullMethodName    = "/cordon.fs.v1.Fs/List"
+	Fs_Write_FullMethodName   = "/cordon.fs.v1.Fs/Write"
+	Fs_Edit_FullMethodName    = "/cordon.fs.v1.Fs/Edit"
 )
 
 // FsClient is the client API for Fs service.
@@ -35,6 +36,9 @@ const (
 //
 // Paths are absolute, or relative to the session's working directory.
 type FsClient interface {
+	// Resolve tells where a path leads, whether something is there or not. Nothing is read, and no policy asked: it is for people
+	// who decide about a path, and for a mutation that must not lead elsewhere than they were told.
+	Resolve(ctx context.Context, in *ResolveRequest, opts ...grpc.CallOption) (*ResolveReply, error)
 	Stat(ctx context.Context, in *StatRequest, opts ...grpc.CallOption) (*StatReply, error)
 	// Read returns whole lines, from a line on, up to the limits.
 	Read(ctx context.Context, in *ReadRequest, opts ...grpc.CallOption) (*ReadReply, error)
@@ -51,6 +55,16 @@ type fsClient struct {
 
 func NewFsClient(cc grpc.ClientConnInterface) FsClient {
 	return &fsClient{cc}
+}
+
+func (c *fsClient) Resolve(ctx context.Context, in *ResolveRequest, opts ...grpc.CallOption) (*ResolveReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResolveReply)
+	err := c.cc.Invoke(ctx, Fs_Resolve_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
 }
 
 func (c *fsClient) Stat(ctx context.Context, in *StatRequest, opts ...grpc.CallOption) (*StatReply, error) {
@@ -112,6 +126,9 @@ func (c *fsClient) Edit(ctx context.Context, in *EditRequest, opts ...grpc.CallO
 //
 // Paths are absolute, or relative to the session's working directory.
 type FsServer interface {
+	// Resolve tells where a path leads, whether something is there or not. Nothing is read, and no policy asked: it is for people
+	// who decide about a path, and for a mutation that must not lead elsewhere than they were told.
+	Resolve(context.Context, *ResolveRequest) (*ResolveReply, error)
 	Stat(context.Context, *StatRequest) (*StatReply, error)
 	// Read returns whole lines, from a line on, up to the limits.
 	Read(context.Context, *ReadRequest) (*ReadReply, error)
@@ -130,6 +147,9 @@ type FsServer interface {
 // pointer dereference when methods are called.
 type UnimplementedFsServer struct{}
 
+func (UnimplementedFsServer) Resolve(context.Context, *ResolveRequest) (*ResolveReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Resolve not implemented")
+}
 func (UnimplementedFsServer) Stat(context.Context, *StatRequest) (*StatReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stat not implemented")
 }
@@ -164,6 +184,24 @@ func RegisterFsServer(s grpc.ServiceRegistrar, srv FsServer) {
 		t.testEmbeddedByValue()
 	}
 	s.RegisterService(&Fs_ServiceDesc, srv)
+}
+
+func _Fs_Resolve_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResolveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FsServer).Resolve(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Fs_Resolve_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FsServer).Resolve(ctx, req.(*ResolveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
 }
 
 func _Fs_Stat_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
@@ -263,6 +301,10 @@ var Fs_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "cordon.fs.v1.Fs",
 	HandlerType: (*FsServer)(nil),
 	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Resolve",
+			Handler:    _Fs_Resolve_Handler,
+		},
 		{
 			MethodName: "Stat",
 			Handler:    _Fs_Stat_Handler,
