@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -15,6 +16,7 @@ import (
 
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	"github.com/cordon-host/cordon/host/builtin"
+	"github.com/cordon-host/cordon/host/compose"
 	"github.com/cordon-host/cordon/host/route"
 	"github.com/cordon-host/cordon/plugin"
 )
@@ -28,7 +30,7 @@ func (h *Host) mountBuiltins(ctx context.Context) error {
 	if err := inbox.Wait(ctx); err != nil {
 		return err
 	}
-	session := builtin.Session(builtin.SessionDeps{Log: h.sessions, Grants: h.grants, Bus: h.bus, Manifest: h.manifestOf})
+	session := builtin.Session(builtin.SessionDeps{Log: h.sessions, Grants: h.grants, Bus: h.bus, Manifest: h.manifestOf, Owns: h.owns})
 	manifest, err := session.Manifest()
 	if err != nil {
 		return err
@@ -54,6 +56,17 @@ func (h *Host) manifestOf(id string) (*kernelv1.Manifest, bool) {
 		return nil, false
 	}
 	return e.now().manifest, true
+}
+
+// owns reports whether a mounted entry provides a capability in the root realm.
+func (h *Host) owns(id, capability string) bool {
+	e, ok := h.entry(id)
+	if !ok {
+		return false
+	}
+	what := e.now()
+	return what.row != nil && what.row.Realm(capability) == compose.RootRealm &&
+		slices.ContainsFunc(what.manifest.GetOffers(), func(o *kernelv1.Offer) bool { return o.GetCapability() == capability })
 }
 
 // embedded is a generation in the host's own process. It speaks the same protocol as any other, over a connection in memory.

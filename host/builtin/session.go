@@ -34,6 +34,9 @@ type SessionDeps struct {
 	Bus    *bus.Bus
 	// Manifest is the manifest of an active entry.
 	Manifest func(entry string) (*kernelv1.Manifest, bool)
+	// Owns reports whether an entry provides a capability to the deployment at large. Sessions belong to no realm, so what is provided
+	// in a realm of its own owns nothing in them.
+	Owns func(entry, capability string) bool
 }
 
 // Session provides the log of the calling session.
@@ -132,8 +135,7 @@ func (s *sessionServer) mayAppend(entry, typ string) error {
 	if host {
 		return fault.New(codes.PermissionDenied, "RESERVED_EVENT", "%s appends %s, which only the host does", entry, typ)
 	}
-	offers := slices.ContainsFunc(m.GetOffers(), func(o *kernelv1.Offer) bool { return o.GetCapability() == capability })
-	if capability != "" && !offers {
+	if capability != "" && !s.deps.Owns(entry, capability) {
 		return fault.New(codes.PermissionDenied, "RESERVED_EVENT", "%s appends %s, which belongs to the provider of %s", entry, typ, capability)
 	}
 	return nil

@@ -61,7 +61,8 @@ func (c *Caller) Call(ctx context.Context, r Request) (Result, error) {
 	if !ok {
 		return failed("", "TOOL_NOT_FOUND", fmt.Sprintf("tool %q is not registered", r.Tool)), nil
 	}
-	if err := t.checkArguments(r.Arguments); err != nil {
+	arguments, err := t.checkArguments(r.Arguments)
+	if err != nil {
 		return failed("", "INVALID_ARGUMENTS", err.Error()), nil
 	}
 
@@ -89,7 +90,7 @@ func (c *Caller) Call(ctx context.Context, r Request) (Result, error) {
 	}
 	logged()
 
-	result := c.run(ctx, t, tree, r)
+	result := c.run(ctx, t, tree, r, arguments)
 	result.Call = tree.ID
 
 	// The end is recorded whether or not anybody still waits for it.
@@ -126,7 +127,7 @@ func inTurn(turn int64, drafts []session.Draft) []session.Draft {
 }
 
 // run hands the call to the plugin and makes a result of whatever comes back.
-func (c *Caller) run(ctx context.Context, t *tool, tree *route.Tree, r Request) Result {
+func (c *Caller) run(ctx context.Context, t *tool, tree *route.Tree, r Request, arguments []byte) Result {
 	if r.Begun != nil {
 		defer r.Begun(tree)()
 	}
@@ -144,7 +145,7 @@ func (c *Caller) run(ctx context.Context, t *tool, tree *route.Tree, r Request) 
 		ctx, cancel = context.WithTimeout(ctx, d)
 		defer cancel()
 	}
-	reply, err := toolsv1.NewToolsClient(p.Conn).Call(leg.Outgoing(ctx), &toolsv1.CallRequest{Name: r.Tool, Arguments: r.Arguments})
+	reply, err := toolsv1.NewToolsClient(p.Conn).Call(leg.Outgoing(ctx), &toolsv1.CallRequest{Name: r.Tool, Arguments: arguments})
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/text/message"
 
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
+	rules "github.com/cordon-host/cordon/capability/session"
 	"github.com/cordon-host/cordon/host/route"
 )
 
@@ -105,25 +106,36 @@ func compile(schema []byte) (*jsonschema.Schema, error) {
 	return c.Compile(url)
 }
 
-// checkArguments accepts a JSON object that is valid against the schema. Every error names the field.
-func (t *tool) checkArguments(raw []byte) error {
+// checkArguments accepts a JSON object that is valid against the schema, and returns it in the one form that everybody reads the same
+// way: without duplicate keys and whatever else parsers disagree about. Every error names the field.
+func (t *tool) checkArguments(raw []byte) ([]byte, error) {
 	if err := checkText(raw); err != nil {
-		return err
+		return nil, err
 	}
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
+	if !json.Valid(raw) {
+		return nil, fmt.Errorf("invalid arguments: not JSON: %s", syntax(raw))
+	}
+	if trimmed := bytes.TrimLeft(raw, " \t\r\n"); trimmed[0] != '{' {
+		return nil, errors.New("invalid arguments: expected a JSON object")
+	}
+	canonical, err := rules.Canonical(raw)
+	var bad *rules.DataError
+	if errors.As(err, &bad) {
+		return nil, fmt.Errorf("invalid arguments: byte %d: %s", bad.Offset, bad.Reason)
+	} else if err != nil {
+		return nil, fmt.Errorf("invalid arguments: %w", err)
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(canonical))
 	if err != nil {
-		return fmt.Errorf("invalid arguments: not JSON: %s", syntax(raw, err))
-	}
-	if _, ok := doc.(map[string]any); !ok {
-		return errors.New("invalid arguments: expected a JSON object")
+		return nil, fmt.Errorf("invalid arguments: %w", err)
 	}
 	var invalid *jsonschema.ValidationError
 	if err := t.schema.Validate(doc); errors.As(err, &invalid) {
-		return fmt.Errorf("invalid arguments: %s", strings.Join(leaves(invalid), "; "))
+		return nil, fmt.Errorf("invalid arguments: %s", strings.Join(leaves(invalid), "; "))
 	} else if err != nil {
-		return fmt.Errorf("invalid arguments: %w", err)
+		return nil, fmt.Errorf("invalid arguments: %w", err)
 	}
-	return nil
+	return canonical, nil
 }
 
 // checkText looks at what can be said before parsing.
@@ -179,15 +191,12 @@ func inField(part []byte) string {
 }
 
 // syntax says where JSON is broken.
-func syntax(raw []byte, err error) string {
+func syntax(raw []byte) string {
 	var s *json.SyntaxError
-	if errors.As(err, &s) {
-		return fmt.Sprintf("%v at byte %d", err, s.Offset)
-	}
 	if err := json.Unmarshal(raw, new(any)); errors.As(err, &s) {
 		return fmt.Sprintf("%v at byte %d", err, s.Offset)
 	}
-	return err.Error()
+	return "it cannot be read"
 }
 
 // leaves are the innermost reasons of a validation error, each with its field.
