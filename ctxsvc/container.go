@@ -17,8 +17,8 @@ import (
 // does not control; none is a pause.
 const (
 	// DefaultUndoTimeout bounds one disposer. Ten seconds is what a process
-	// usually gets between TERM and KILL; a disposer that needs longer should
-	// hand the work on.
+	// usually gets between TERM and KILL; one that needs longer says so with
+	// [UndoWithin].
 	DefaultUndoTimeout = 10 * time.Second
 
 	// DefaultStopTimeout bounds how long a running Apply or effect set-up may

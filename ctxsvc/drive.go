@@ -151,7 +151,7 @@ func (f *Fiber) judge() {
 	for i := range f.needs {
 		nd := &f.needs[i]
 		im, _, known := nd.visible()
-		if known {
+		if known || nd.Optional { // an optional need asks when it is read
 			continue
 		}
 		seq := im.seq

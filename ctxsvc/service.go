@@ -506,5 +506,5 @@ func (x *Context) Watch(name string, fn func(ctx context.Context, change Service
 	return listen(x, ServiceEvent, tapFunc[ServiceChange](func(ctx context.Context, ch ServiceChange) error {
 		fn(ctx, ch)
 		return nil
-	}), kindTap, []ListenOption{Label("watch " + name), watching(name)})
+	}), kindTap, []ListenOption{Label("watch " + name), watching(name), Subject("")}) // services have no subject
 }

@@ -427,6 +427,15 @@ func TestOptionalNeed(t *testing.T) {
 	}
 }
 
+func TestWatchFromAPlaceWithASubject(t *testing.T) {
+	h := open(t)
+	var j journal
+	h.ok(h.WithSubject("mcp/a").Watch("db", func(_ context.Context, ch ServiceChange) { j.add("%s", ch.Change) }))
+	h.ok(h.Provide("db", 1))
+	h.quiet()
+	j.want(t, "available")
+}
+
 func TestCycleIsReported(t *testing.T) {
 	h := open(t)
 	chain := func(name, need string) Plugin {

@@ -34,7 +34,7 @@ type NeedInfo struct {
 	Optional bool   `json:"optional,omitempty"`
 	Realm    string `json:"realm,omitempty"`
 	Provider uint64 `json:"provider,omitempty"` // uid of the fiber that meets it now
-	Met      bool   `json:"met"`
+	Met      bool   `json:"met"`                // an optional need whose provider has an availability check shows false
 }
 
 // WaitReason says why a need is not met.
