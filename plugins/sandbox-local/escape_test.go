@@ -168,7 +168,7 @@ var attacks = []attack{
 	{name: "io_uring", script: `"$H" io-uring`, worked: said("done"), feature: true},
 	{name: "userfaultfd", script: `"$H" userfaultfd`, worked: said("done"), feature: true},
 	{name: "perf", script: `"$H" perf`, worked: said("done"), feature: true},
-	{name: "capabilities", script: `grep -E '^Cap(Inh|Prm|Eff|Amb):' /proc/self/status | grep -v '0000000000000000$' && echo done`, worked: said("done")},
+	{name: "capabilities", script: `grep -E '^Cap(Inh|Prm|Eff|Amb):' /proc/self/status | grep -v '0000000000000000$' && echo done`, worked: said("done"), root: true},
 	{name: "gain privileges", script: `grep -q '^NoNewPrivs:.1' /proc/self/status || echo done`, worked: said("done")},
 
 	// Processes.
