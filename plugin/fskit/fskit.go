@@ -16,6 +16,7 @@ package fskit
 import (
 	"context"
 	"errors"
+	"fmt"
 	iofs "io/fs"
 	"strings"
 	"syscall"
@@ -36,7 +37,8 @@ const DefaultMaxEditBytes = 32 << 20
 type Policy struct {
 	// Mode decides. In danger-full-access nothing below but Root applies.
 	Mode sandbox.Mode
-	// Root is the workspace root, absolute; relative paths start there.
+	// Root is the workspace root, absolute; relative paths start there. In a confined mode it must be canonical: one that is
+	// not may be a link that somebody put in the place of what the policy meant.
 	Root string
 	// Temp is the directory that /tmp and /var/tmp stand for; empty for a call that has none. It must exist.
 	Temp string
@@ -98,7 +100,7 @@ type Written struct {
 // Resolve tells where a path leads: its canonical form, and whether something is there. What does not exist is named as it
 // would be made. It asks no policy beyond what the mode makes of places.
 func (f *FS) Resolve(ctx context.Context, p Policy, path string) (canonical string, exists bool, err error) {
-	err = f.attempts(ctx, fs.Resolve, fs.Display(p.Root, path), path, func() error {
+	err = f.attempts(ctx, p, fs.Resolve, fs.Display(p.Root, path), path, func() error {
 		loc, err := newView(p).resolve(path)
 		canonical, exists = loc.view, loc.missing == 0
 		return err
@@ -129,7 +131,7 @@ var errMoved = errors.New("path changed while it was used")
 // reading walks a path, checks that it may be read and hands over its parent directory and its last name.
 func (f *FS) reading(ctx context.Context, p Policy, op fs.Op, path string, do func(loc location, parent *dir, name string) error) error {
 	shown := fs.Display(p.Root, path)
-	return f.attempts(ctx, op, shown, path, func() error {
+	return f.attempts(ctx, p, op, shown, path, func() error {
 		v := newView(p)
 		loc, err := v.resolve(path)
 		if err != nil {
@@ -156,12 +158,15 @@ func (f *FS) reading(ctx context.Context, p Policy, op fs.Op, path string, do fu
 }
 
 // attempts runs do until it does not meet a change, and makes its error a fault of the capability.
-func (f *FS) attempts(ctx context.Context, op fs.Op, shown, path string, do func() error) error {
+func (f *FS) attempts(ctx context.Context, p Policy, op fs.Op, shown, path string, do func() error) error {
 	if strings.TrimSpace(path) == "" {
 		return fs.ErrEmptyPath()
 	}
 	if strings.ContainsRune(path, 0) {
 		return fs.ErrIO(op, shown, "a path has no NUL character in it")
+	}
+	if c := sandbox.CanonicalPath(p.Root); p.Mode.Confined() && (c != p.Root || !sandbox.Contains("/", c)) {
+		return fs.ErrIO(op, shown, fmt.Sprintf("the workspace root %q is not a canonical path", p.Root))
 	}
 	for range maxAttempts {
 		if ctx.Err() != nil {

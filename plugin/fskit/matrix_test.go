@@ -233,3 +233,26 @@ func TestMatrixNoTemp(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A root that is a link by now is not what the policy meant, wherever it leads.
+func TestMatrixSwappedRoot(t *testing.T) {
+	a := newArena(t)
+	must(t, os.Rename(a.ws, a.base+"/moved"))
+	must(t, os.Symlink(a.base+"/outside", a.ws))
+	before := a.tree()
+	for _, mode := range []sandbox.Mode{sandbox.ReadOnly, sandbox.WorkspaceWrite} {
+		for _, root := range []string{a.ws, a.base + "/alias", a.base + "/moved/", "moved", "", "."} {
+			p := a.policy(mode)
+			p.Root = root
+			if _, err := a.fs.Write(t.Context(), p, a.base+"/outside/secret.txt", []byte("x"), Precondition{}); reason(err) != "FS_IO_ERROR" {
+				t.Errorf("%s, root %q: write: %v", mode, root, err)
+			}
+			if _, err := a.fs.Read(t.Context(), p, a.base+"/outside/secret.txt", Window{Offset: 1, Limit: 1, MaxBytes: 9}); reason(err) != "FS_IO_ERROR" {
+				t.Errorf("%s, root %q: read: %v", mode, root, err)
+			}
+		}
+	}
+	if d := cmp.Diff(before, a.tree()); d != "" {
+		t.Error(d)
+	}
+}

@@ -29,7 +29,6 @@ var errNotDirectory = errors.New("not a directory")
 // view is the file system as one call sees it: the host's, with other directories in some places.
 type view struct {
 	Policy
-	root      string   // canonical
 	mounts    []mount  // longest first
 	hidden    []string // canonical; covered even in the workspace
 	covered   []string // canonical; covered unless in the workspace
@@ -50,7 +49,7 @@ var knownFiles = []string{"/etc/resolv.conf", "/etc/hosts", "/etc/hostname", "/e
 var tempDirs = []string{"/tmp", "/var/tmp"}
 
 func newView(p Policy) *view {
-	v := &view{Policy: p, root: sandbox.CanonicalPath(p.Root)}
+	v := &view{Policy: p}
 	if !p.Mode.Confined() {
 		return v
 	}
@@ -60,13 +59,13 @@ func newView(p Policy) *view {
 	}
 	for _, dir := range tempDirs {
 		at := sandbox.CanonicalPath(dir)
-		if sandbox.Contains(v.root, at) || slices.Contains(v.mounts, mount{at, temp}) {
+		if sandbox.Contains(v.Root, at) || slices.Contains(v.mounts, mount{at, temp}) {
 			continue // the workspace lies over it
 		}
 		v.mounts = append(v.mounts, mount{at, temp})
 	}
-	if slices.ContainsFunc(v.mounts, func(m mount) bool { return sandbox.Contains(m.at, v.root) }) {
-		v.mounts = append(v.mounts, mount{v.root, v.root})
+	if slices.ContainsFunc(v.mounts, func(m mount) bool { return sandbox.Contains(m.at, v.Root) }) {
+		v.mounts = append(v.mounts, mount{v.Root, v.Root})
 	}
 	slices.SortFunc(v.mounts, func(a, b mount) int { return len(b.at) - len(a.at) })
 	for _, h := range p.Hidden {
@@ -118,7 +117,7 @@ func (v *view) mountPoint(p string) bool {
 // The errors are errNotDirectory, fs.ErrNotExist and what the operating system says.
 func (v *view) resolve(p string) (location, error) {
 	if !path.IsAbs(p) {
-		p = v.root + "/" + p
+		p = v.Root + "/" + p
 	}
 	loc := location{view: "/", dir: true}
 	pending := strings.Split(p, "/")
@@ -206,7 +205,7 @@ func (v *view) readable(loc location) bool {
 	if within(v.hidden, loc.view) {
 		return false
 	}
-	if !within(v.covered, loc.view) || v.root != "/" && sandbox.Contains(v.root, loc.view) {
+	if !within(v.covered, loc.view) || v.Root != "/" && sandbox.Contains(v.Root, loc.view) {
 		return true
 	}
 	return slices.ContainsFunc(knownFiles, func(f string) bool { return sandbox.CanonicalPath(f) == loc.view })
@@ -221,7 +220,7 @@ func (v *view) writable(loc location) (root, below string, err error) {
 	if loc.host == "" || within(v.hidden, loc.view) || within(v.protected, loc.host) || v.system(loc.host) {
 		return "", "", errDenied
 	}
-	roots := sandbox.WritableRoots(v.Mode, v.root, v.Temp)
+	roots := sandbox.WritableRoots(v.Mode, v.Root, v.Temp)
 	for _, root := range roots {
 		if sandbox.Contains(root, loc.host) {
 			return root, strings.TrimPrefix(loc.host[len(root):], "/"), nil
@@ -268,7 +267,7 @@ var systemDirs = []string{"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/usr/bin
 func (v *view) system(host string) bool {
 	return slices.ContainsFunc(systemDirs, func(d string) bool {
 		c := sandbox.CanonicalPath(d)
-		return (sandbox.Contains(c, host) || sandbox.Contains(d, host)) && !(v.root != c && sandbox.Contains(c, v.root))
+		return (sandbox.Contains(c, host) || sandbox.Contains(d, host)) && !(v.Root != c && sandbox.Contains(c, v.Root))
 	})
 }
 

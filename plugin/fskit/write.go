@@ -68,7 +68,7 @@ type target struct {
 // mutating walks a path, takes the lock of what it leads to and hands that over once the policy allows it.
 func (f *FS) mutating(ctx context.Context, p Policy, op fs.Op, name, leadsTo string, do func(target) error) error {
 	shown := fs.Display(p.Root, name)
-	return f.attempts(ctx, op, shown, name, func() error {
+	return f.attempts(ctx, p, op, shown, name, func() error {
 		if p.Mode != sandbox.WorkspaceWrite && p.Mode != sandbox.DangerFullAccess {
 			return fs.ErrSandbox(op, shown, p.Mode)
 		}
