@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -70,9 +71,11 @@ func (a *app) place(quiet slog.Level) (place, error) {
 			return p, failf(exitEnvironment, "the current directory cannot be read; name a compose file with -f")
 		}
 		if p.compose, err = compose.Find(a.dir); err != nil {
-			f := failf(exitComposition, "%w", err)
-			return p, f
+			return p, failf(exitComposition, "%w", err)
 		}
+	}
+	if _, err := os.Stat(p.compose); err != nil {
+		return p, failf(exitComposition, "compose file %s: %w", p.compose, cause(err))
 	}
 	p.state, err = a.path(a.state)
 	return p, err
@@ -118,7 +121,8 @@ const (
 
 // attach finds the running host or starts one. A code logs in to a running one; a host of one's own needs none.
 func (a *app) attach(ctx context.Context, code string) (*attached, error) {
-	p, err := a.place(slog.LevelWarn)
+	// What goes wrong for this command is its result; the host is nobody else's business.
+	p, err := a.place(slog.LevelError)
 	if err != nil {
 		return nil, err
 	}
