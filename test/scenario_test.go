@@ -250,6 +250,12 @@ func setup(env *testscript.Env) error {
 	env.Setenv("PATH", bin+string(os.PathListSeparator)+env.Getenv("PATH"))
 	env.Setenv("LC_ALL", "C.UTF-8")
 	env.Setenv("BIN", bin)
+	// $HOME is the scenario's; what the Go toolchain has by now is the tests'.
+	for _, name := range []string{"GOCACHE", "GOMODCACHE"} {
+		if dir, err := exec.Command("go", "env", name).Output(); err == nil {
+			env.Setenv(name+"_OF_TEST", strings.TrimSpace(string(dir)))
+		}
+	}
 	env.Setenv("C", compose)
 	env.Setenv("WS", filepath.Join(env.WorkDir, "ws"))
 	env.Setenv("REPO", repo)

@@ -104,6 +104,7 @@ func TestExitCodes(t *testing.T) {
 		{"untrusted validate", f(func(f *fake) { f.startErr = failf(exitTrust, "not trusted") }), "validate", 5, "not trusted"},
 		{"trust", newFake(), "trust", 0, ""},
 
+		{"no compose file", newFake(), "status -f /no/such.yml", 3, "cordon: error: compose file /no/such.yml: no such file or directory\n"},
 		{"no host", newFake(), "status", 1, "cordon: hint: cordon up starts one\n"},
 		{"no host to approve", newFake(), "approve list --code x", 1, "no host runs this deployment"},
 		{"busy", f(func(f *fake) { f.busy = 1 }), "up", 1, "another host (pid 4711) runs this deployment"},
@@ -162,6 +163,10 @@ func TestComposeFileIsFoundUpward(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.world.dir = below
+	other := filepath.Join(below, "x.yml")
+	if err := os.WriteFile(other, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	var got place
 	open := s.world.open
 	s.world.open = func(p place) deployment { got = p; return open(p) }
@@ -170,8 +175,8 @@ func TestComposeFileIsFoundUpward(t *testing.T) {
 		compose, state string
 	}{
 		{[]string{"tools"}, want, ""},
-		{[]string{"tools", "-f", "x.yml", "--state", "st"}, filepath.Join(below, "x.yml"), filepath.Join(below, "st")},
-		{[]string{"-f", "/x.yml", "--state", "/st", "tools"}, "/x.yml", "/st"},
+		{[]string{"tools", "-f", "x.yml", "--state", "st"}, other, filepath.Join(below, "st")},
+		{[]string{"-f", other, "--state", "/st", "tools"}, other, "/st"},
 	} {
 		if code := s.run(tt.args...); code != 0 {
 			t.Fatalf("exit code %d: %s", code, s.stderr)

@@ -196,7 +196,8 @@ func cause(err error) error {
 }
 
 // signalCommand passes a signal on to a command. A runner would die of it and take the command along before that could clean
-// up; so below one the signal goes to the outermost processes that are another program.
+// up; so below one the signal goes to what the runner has started. Like a terminal's, an interrupt, a quit and a hang-up go
+// to everything that belongs to the command, other signals to the command alone.
 func signalCommand(leader int, wrapped bool, s syscall.Signal) {
 	targets := []int{leader}
 	if runner, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", leader)); wrapped && err == nil {
@@ -204,27 +205,46 @@ func signalCommand(leader int, wrapped bool, s syscall.Signal) {
 			targets = below
 		}
 	}
-	for _, pid := range targets {
-		// A command leads a group of its own or is in its runner's. Either way an error says that it has ended.
-		if group, err := unix.Getpgid(pid); err == nil && group == pid {
-			pid = -pid
+	everything := s == syscall.SIGINT || s == syscall.SIGQUIT || s == syscall.SIGHUP
+	for len(targets) > 0 {
+		pid := targets[0]
+		targets = targets[1:]
+		if everything {
+			targets = append(targets, children(pid)...)
 		}
-		_ = unix.Kill(pid, s)
+		_ = unix.Kill(pid, s) // an error says that it has ended
 	}
 }
 
-// outermost are the processes below pid that run another program than the runner, without those below them.
+// outermost are the first processes below pid that belong to the command: those that run another program than the runner and
+// are not the init of its pid namespace, which waits for the command and would not act on a signal.
 func outermost(pid int, runner string) []int {
 	var out []int
 	for _, child := range children(pid) {
 		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", child))
-		if err == nil && exe == runner {
-			out = append(out, outermost(child, runner)...)
+		below := outermost(child, runner)
+		if len(below) > 0 && (isInit(child) || err == nil && exe == runner) {
+			out = append(out, below...)
 			continue
 		}
 		out = append(out, child)
 	}
 	return out
+}
+
+// isInit reports whether a process is the init of a pid namespace below ours; see NSpid in proc_pid_status(5).
+func isInit(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(text)) {
+		if ids, ok := strings.CutPrefix(line, "NSpid:"); ok {
+			all := strings.Fields(ids)
+			return len(all) > 1 && all[len(all)-1] == "1"
+		}
+	}
+	return false
 }
 
 // children are the processes that pid's threads have started; see proc_pid_children(5).

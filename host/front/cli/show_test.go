@@ -155,7 +155,8 @@ func TestKnob(t *testing.T) {
 
 func TestTrustAndValidateJSON(t *testing.T) {
 	s := newShell(t, newFake())
-	if code := s.run("trust", "--json", "-f", "/srv/compose.yml"); code != 0 || s.stdout.String() != `{"compose":"/srv/compose.yml","digest":"abc","files":12}`+"\n" {
+	compose := filepath.Join(s.world.dir, "compose.yml")
+	if code := s.run("trust", "--json", "-f", compose); code != 0 || s.stdout.String() != `{"compose":"`+compose+`","digest":"abc","files":12}`+"\n" {
 		t.Errorf("exit code %d, %q", code, s.stdout)
 	}
 	s = newShell(t, newFake())
