@@ -85,14 +85,17 @@ func (l *logins) token() string {
 func (l *logins) redeem(code string) (string, error) {
 	l.mu.Lock()
 	good := subtle.ConstantTimeCompare([]byte(code), []byte(l.code)) == 1
-	// A wrong guess costs the code as well: there is no second try at the same one.
-	err := l.renew()
+	var err error
+	// A wrong guess leaves the code alone: it has 60 random bits, and a program that guesses must not lock its person out.
+	if good {
+		err = l.renew()
+	}
 	l.mu.Unlock()
 	switch {
 	case err != nil:
 		return "", fault.New(codes.Internal, "LOGIN_FAILED", "%v", err)
 	case !good:
-		return "", fault.New(codes.Unauthenticated, "BAD_CODE", "login code is wrong or was used; the host shows a new one")
+		return "", fault.New(codes.Unauthenticated, "BAD_CODE", "login code is wrong or was used; the host shows the current one")
 	}
 	return l.token(), nil
 }
@@ -274,6 +277,9 @@ func (s controlServer) ListSessions(ctx context.Context, _ *controlv1.ListSessio
 
 func (s controlServer) ReadLog(r *controlv1.ReadLogRequest, stream grpc.ServerStreamingServer[controlv1.LogEvent]) error {
 	ctx := stream.Context()
+	if r.GetSession() == "" {
+		return fault.New(codes.InvalidArgument, "BAD_SESSION", "session is missing; see `cordon sessions`")
+	}
 	log, err := s.session(ctx, r.GetSession(), "")
 	if err != nil {
 		return err
@@ -394,6 +400,9 @@ func (s controlServer) Confine(ctx context.Context, r *controlv1.ConfineRequest)
 		return nil, fault.New(codes.InvalidArgument, "BAD_MODE", "mode must be read-only or workspace-write, got %q; an unconfined command needs no sandbox", mode)
 	}
 	cwd := sandbox.CanonicalPath(r.GetCwd())
+	if mode != string(sandbox.ReadOnly) {
+		s.h.handedOut(cwd)
+	}
 	return sandboxv1.NewSandboxClient(s.h.router.Conn(tree, "sandbox")).Confine(ctx, &sandboxv1.ConfineRequest{
 		Argv: r.GetArgv(), Cwd: cwd, Mode: mode, WorkspaceRoot: cwd,
 	})
@@ -444,7 +453,7 @@ func inboxEvent(e inbox.Event) *controlv1.InboxEvent {
 	}
 	q := e.Asked
 	return &controlv1.InboxEvent{Asked: &controlv1.Question{
-		Id: q.GetId(), Session: q.Session, Agent: q.Agent, Call: q.Call, Tag: q.Tag, Tool: q.GetTool(), Reason: q.GetReason(),
+		Id: q.ID, Session: q.Session, Agent: q.Agent, Call: q.Call, Tag: q.Tag, Tool: q.GetTool(), Reason: q.GetReason(),
 		From: q.GetWidening().GetFrom(), To: q.GetWidening().GetTo(),
 		Kind: q.GetSubject().GetKind(), Text: q.GetSubject().GetText(), Cwd: q.GetSubject().GetCwd(), AskedMs: q.AskedAt.UnixMilli(),
 	}}

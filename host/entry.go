@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	"github.com/cordon-host/cordon/capability/approval"
@@ -262,6 +263,9 @@ func (e *entry) bring(ctx context.Context, what runnable, facts map[string]*kern
 	if g.reply, err = g.process.Kernel().Setup(ctx, setup); err != nil {
 		return g, g.blame(err)
 	}
+	if err := within(what.manifest, g.reply); err != nil {
+		return g, err
+	}
 	if _, err := g.process.Kernel().Activate(ctx, &kernelv1.ActivateRequest{}); err != nil {
 		return g, g.blame(err)
 	}
@@ -269,6 +273,34 @@ func (e *entry) bring(ctx context.Context, what runnable, facts map[string]*kern
 		return g, err
 	}
 	return g, nil
+}
+
+// within holds that a plugin registered no more than its manifest says: the composition was checked by that.
+func within(m *kernelv1.Manifest, r *kernelv1.SetupReply) error {
+	beyond := func(what, name string) error {
+		return fmt.Errorf("plugin %s registered %s %q, which its manifest does not declare", m.GetName(), what, name)
+	}
+	for _, t := range r.GetTools() {
+		if !slices.Contains(m.GetTools(), t.GetName()) {
+			return beyond("tool", t.GetName())
+		}
+	}
+	for _, l := range r.GetListeners() {
+		if !slices.ContainsFunc(m.GetListeners(), func(d *kernelv1.Listener) bool { return proto.Equal(d, l) }) {
+			return beyond("a listener for", l.GetEvent())
+		}
+	}
+	for _, c := range r.GetContexts() {
+		if !slices.ContainsFunc(m.GetContexts(), func(d *kernelv1.Context) bool { return proto.Equal(d, c) }) {
+			return beyond("context", c.GetName())
+		}
+	}
+	for capability := range r.GetFacts() {
+		if !slices.ContainsFunc(m.GetOffers(), func(o *kernelv1.Offer) bool { return o.GetCapability() == capability }) {
+			return beyond("capability", capability)
+		}
+	}
+	return nil
 }
 
 // blame explains an error of a start by the end of the process, if that is what it was.
@@ -458,8 +490,8 @@ func (e *entry) provider() (*route.Provider, error) {
 	return g.provider, nil
 }
 
-// executable launches generations as processes of a staged executable.
-func (h *Host) executable(row *compose.Entry, path, digest string) func(context.Context, uint64, *slog.Logger) (generationProcess, error) {
+// executable launches generations as processes of a staged executable, confined unless manifest and row agree that it is not.
+func (h *Host) executable(row *compose.Entry, path, digest string, unconfined bool) func(context.Context, uint64, *slog.Logger) (generationProcess, error) {
 	return func(ctx context.Context, _ uint64, log *slog.Logger) (generationProcess, error) {
 		dir, err := os.MkdirTemp(h.layout.RunDir, "p") // short: a socket's path has 108 bytes
 		if err != nil {
@@ -471,7 +503,7 @@ func (h *Host) executable(row *compose.Entry, path, digest string) func(context.
 		}
 		g, err := process.Start(ctx, process.Spec{
 			Entry: row.ID, Path: path, Digest: digest, Env: process.Environment(row.Env), Dir: state, RunDir: dir,
-			Log: log, LogOutput: h.pluginLog(row.ID), StartTimeout: row.Timeouts.Start,
+			Log: log, LogOutput: h.pluginLog(row.ID), StartTimeout: row.Timeouts.Start, Unconfined: unconfined,
 		})
 		if err != nil {
 			return nil, errors.Join(err, os.RemoveAll(dir))

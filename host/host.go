@@ -23,11 +23,13 @@ import (
 
 	controlv1 "github.com/cordon-host/cordon/api/control/v1"
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
+	"github.com/cordon-host/cordon/capability/sandbox"
 	"github.com/cordon-host/cordon/ctxsvc"
 	"github.com/cordon-host/cordon/host/bus"
 	"github.com/cordon-host/cordon/host/compose"
 	"github.com/cordon-host/cordon/host/grant"
 	"github.com/cordon-host/cordon/host/inbox"
+	"github.com/cordon-host/cordon/host/process"
 	"github.com/cordon-host/cordon/host/prompt"
 	"github.com/cordon-host/cordon/host/route"
 	"github.com/cordon-host/cordon/host/session"
@@ -74,10 +76,12 @@ type Host struct {
 	pins     *pins
 	caller   *tools.Caller
 
-	mu          sync.RWMutex
-	composition *composition // what is mounted, or was before an edit that is not accepted
-	entries     []*entry     // in the order of the file, the built-ins first
-	rejected    string       // why the newest edit is not what runs; empty when it is
+	mu            sync.RWMutex
+	composition   *composition // what is mounted, or was before an edit that is not accepted
+	entries       []*entry     // in the order of the file, the built-ins first
+	handed        []string     // directories that were handed out writable to commands of no session
+	widestDefault sandbox.Mode // that the deployment had since it started
+	rejected      string       // why the newest edit is not what runs; empty when it is
 
 	reload reloader
 
@@ -140,6 +144,9 @@ func Start(ctx context.Context, o Options) (_ *Host, err error) {
 	if err := h.openLog(ctx); err != nil {
 		return nil, err
 	}
+	if gap := process.Confinable(); gap != "" {
+		h.log.Warn("confinement of plugins is incomplete", "reason", gap)
+	}
 	if err := h.mount(ctx); err != nil {
 		return nil, err
 	}
@@ -164,7 +171,8 @@ func prepare(o Options) (*Host, error) {
 	}
 	h := &Host{
 		options: o, layout: layout, started: time.Now(), done: make(chan struct{}),
-		bus: bus.New(), grants: grant.NewStore(), inbox: inbox.New(), tools: tools.NewRegistry(),
+		widestDefault: sandbox.ReadOnly,
+		bus:           bus.New(), grants: grant.NewStore(), inbox: inbox.New(), tools: tools.NewRegistry(),
 	}
 	h.log = slog.New(slog.NewTextHandler(o.Log, &slog.HandlerOptions{Level: o.LogLevel}))
 	h.logLevel = strings.ToLower(o.LogLevel.String())

@@ -7,6 +7,7 @@ import (
 
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	"github.com/cordon-host/cordon/capability/fault"
+	rules "github.com/cordon-host/cordon/capability/session"
 	"github.com/cordon-host/cordon/ctxsvc"
 	"github.com/cordon-host/cordon/host/route"
 )
@@ -20,6 +21,9 @@ type kernelServer struct {
 // Emit dispatches in the realm of the entry that emits.
 func (k kernelServer) Emit(ctx context.Context, r *kernelv1.EmitRequest) (*kernelv1.EmitReply, error) {
 	caller := route.CallerFrom(ctx)
+	if capability, host := rules.Owner(r.GetEvent()); host || capability != "" && !k.h.owns(caller.Entry, capability) {
+		return nil, fault.New(codes.PermissionDenied, "RESERVED_EVENT", "%s emits %s, which belongs to the provider of %q in the realm of the sessions", caller.Entry, r.GetEvent(), capability)
+	}
 	c, err := k.h.contextOf(caller.Entry)
 	if err != nil {
 		return nil, err
@@ -36,11 +40,14 @@ func (k kernelServer) RedeemGrant(ctx context.Context, r *kernelv1.RedeemGrantRe
 	if err != nil {
 		return nil, err
 	}
-	return &kernelv1.RedeemGrantReply{Scope: g.Scope, Value: g.Value, Approval: g.Approval}, nil
+	return &kernelv1.RedeemGrantReply{Scope: g.Scope, Value: g.Value, Approval: g.Approval, Subject: g.Subject, Cwd: g.Cwd}, nil
 }
 
 // resolver finds providers through the container: the realm of the caller decides.
 type resolver struct{ h *Host }
+
+// Owns is what a caller's stamp says it provides.
+func (r resolver) Owns(entry, capability string) bool { return r.h.owns(entry, capability) }
 
 func (r resolver) Resolve(caller, capability string) (*route.Provider, error) {
 	c := r.h.root

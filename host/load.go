@@ -232,7 +232,7 @@ func (h *Host) manifest(ctx context.Context, row *compose.Entry, exe executable,
 	if raw, err := os.ReadFile(cached); err == nil && proto.Unmarshal(raw, m) == nil {
 		return m, nil
 	}
-	g, err := h.executable(row, exe.path, exe.digest)(ctx, 0, h.log.With("entry", row.ID))
+	g, err := h.executable(row, exe.path, exe.digest, false)(ctx, 0, h.log.With("entry", row.ID))
 	if err != nil {
 		return nil, err
 	}

@@ -69,7 +69,8 @@ func (h *Host) mountRow(c *composition, row *compose.Entry) (*entry, error) {
 func (h *Host) runnable(c *composition, row *compose.Entry) runnable {
 	exe := c.executables[row.ID]
 	return runnable{
-		composition: c, row: row, manifest: c.manifests[row.ID], digest: exe.digest, launch: h.executable(row, exe.path, exe.digest),
+		composition: c, row: row, manifest: c.manifests[row.ID], digest: exe.digest,
+		launch: h.executable(row, exe.path, exe.digest, c.manifests[row.ID].GetUnconfined() && row.Unconfined),
 	}
 }
 

@@ -68,7 +68,7 @@ func (h *Host) pinPermissions(ctx context.Context, session string) error {
 	if _, err := (resolver{h}).Resolve(route.HostEntry, "permission"); err != nil {
 		return err
 	}
-	tree := route.NewTree(route.Call{Session: session})
+	tree := route.NewTree(route.Call{Session: session, Purpose: route.PurposePin})
 	defer h.endTree(tree)
 	_, err := permissionv1.NewPermissionClient(h.router.Conn(tree, "permission")).Pin(ctx, &permissionv1.PinRequest{})
 	return err

@@ -217,14 +217,30 @@ func (h *Host) writable(ctx context.Context) (roots []string, everywhere bool, e
 		// Without a policy nothing runs now, but something may have. Whoever cannot say waits for a person.
 		return nil, true, nil
 	}
+	h.mu.Lock()
+	if m := sandbox.Mode(standing.GetMode()); sandbox.Wider(m, h.widestDefault) {
+		h.widestDefault = m
+	}
+	byDefault := h.widestDefault
+	roots = append(roots, h.handed...)
+	h.mu.Unlock()
 	for _, live := range h.sessions.Live() {
-		widest := widest(live, sandbox.Mode(standing.GetMode()))
+		widest := widest(live, byDefault)
 		if widest != sandbox.ReadOnly {
 			roots = append(roots, live.Header().Cwd)
 		}
 		everywhere = everywhere || widest == sandbox.DangerFullAccess
 	}
 	return roots, everywhere, nil
+}
+
+// handedOut remembers a directory that something confined may write to without belonging to a session.
+func (h *Host) handedOut(root string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !slices.Contains(h.handed, root) {
+		h.handed = append(h.handed, root)
+	}
 }
 
 // widest is the widest mode that anything of a session ever had.
@@ -308,8 +324,12 @@ func (h *Host) bring(ctx context.Context, c *composition, row *compose.Entry) er
 	return h.remount(ctx, e, c, row, next)
 }
 
-// same reports whether two generations would be the same.
+// same reports whether two generations would be the same. What builds sandboxes is told which paths lead to execution, so for it another
+// list is another generation.
 func (r runnable) same(o runnable) bool {
+	if r.manifest.GetUnconfined() && !slices.Equal(r.composition.tree.Protected(), o.composition.tree.Protected()) {
+		return false
+	}
 	return r.digest == o.digest && r.alike(o) && bytes.Equal(r.row.Config, o.row.Config) && maps.Equal(r.row.Env, o.row.Env) &&
 		r.row.Limits == o.row.Limits && r.row.Timeouts == o.row.Timeouts
 }

@@ -21,13 +21,15 @@ const (
 	keyTurn      = "cordon-turn"
 	keyCall      = "cordon-call"
 	keyProvides  = "cordon-provides"
+	keyPurpose   = "cordon-purpose"
 	keyAuthority = "cordon-authority"
 )
 
 // Call is what the host says about the call being served. A plugin cannot forge any of it.
 type Call struct {
 	Caller    string         // the entry that called, or host
-	Provides  []string       // the capabilities that entry provides
+	Provides  []string       // the capabilities that entry provides to the deployment at large
+	Purpose   string         // "pin" in the tree in which the host has permission facts filled in
 	Session   string         // empty for a call without a session
 	Agent     string         // the identity a front end gave its client
 	Turn      int64          // the open turn, 0 for none
@@ -36,6 +38,9 @@ type Call struct {
 
 	leg string // proves, on the way back to the host, that this call is being served
 }
+
+// PurposePin is the Purpose of the call tree in which the host has a session's missing permission facts filled in.
+const PurposePin = "pin"
 
 type callKey struct{}
 
@@ -60,7 +65,7 @@ func withCall(ctx context.Context, get func(key string) string) context.Context 
 		provides = strings.Split(list, ",")
 	}
 	return WithCall(ctx, Call{
-		Caller: get(keyCaller), Provides: provides, Session: get(keySession), Agent: get(keyAgent), Turn: turn, ID: get(keyCall),
+		Caller: get(keyCaller), Provides: provides, Purpose: get(keyPurpose), Session: get(keySession), Agent: get(keyAgent), Turn: turn, ID: get(keyCall),
 		Authority: level, leg: get(keyLeg),
 	})
 }

@@ -60,6 +60,10 @@ type Plugin[C any] struct {
 	// Confines says that the plugin runs things, confined as the policy capability resolves it.
 	Confines bool
 
+	// Unconfined asks for a process outside the confinement of plugins, for one that builds sandboxes or works where sessions do. The row
+	// must grant it.
+	Unconfined bool
+
 	// Default is the config before the row's own values are laid over it. Nil means the zero value.
 	Default func() C
 
@@ -140,7 +144,7 @@ func (p Plugin[C]) manifest() (*kernelv1.Manifest, error) {
 		Name: p.Name, Version: p.Version,
 		KernelMin: KernelVersion, KernelMax: KernelVersion,
 		ConfigSchema: schema,
-		Appends:      p.Appends, Tools: p.Tools, Confines: p.Confines,
+		Appends:      p.Appends, Tools: p.Tools, Confines: p.Confines, Unconfined: p.Unconfined,
 	}
 	files := &fileSet{set: &descriptorpb.FileDescriptorSet{}, seen: map[string]bool{}}
 	for _, n := range p.Needs {

@@ -137,6 +137,8 @@ type one struct{ p *route.Provider }
 
 func (o one) Resolve(string, string) (*route.Provider, error) { return o.p, nil }
 
+func (one) Owns(string, string) bool { return true }
+
 func provider(b *testing.B, entry string, g *process.Generation) *route.Provider {
 	m, err := g.Kernel().Describe(b.Context(), &kernelv1.DescribeRequest{})
 	if err != nil {

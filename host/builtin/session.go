@@ -206,7 +206,8 @@ func (s *sessionServer) allow(log *session.Session, call plugin.Call, id string,
 	case w == nil:
 		return nil, nil
 	}
-	return &grant.Grant{Call: call.ID, Capability: w.GetCapability(), Scope: grant.ScopeMode, Value: w.GetTo(), Approval: id}, nil
+	return &grant.Grant{Call: call.ID, Capability: w.GetCapability(), Scope: grant.ScopeMode, Value: w.GetTo(), Approval: id,
+		Subject: question.GetSubject().GetText(), Cwd: question.GetSubject().GetCwd()}, nil
 }
 
 // lastAsked finds the question with an id in an open turn. Questions are near the end of a log.

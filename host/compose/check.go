@@ -318,6 +318,10 @@ func (c *checker) needs() {
 				d.hint("add a row for a policy plugin, such as sandbox-policy; without one nothing says how far a call may reach")
 			}
 		}
+		if p.manifest.GetUnconfined() && !p.entry.Unconfined {
+			c.fail(p.entry, "use", CodeUnconfined, "plugin of %q asks to run outside the confinement of plugins, and the row does not grant it", p.name).
+				hint("add unconfined: true to the row if you trust this plugin as you trust cordon itself; it will be able to do what your user can")
+		}
 		for _, n := range p.manifest.GetNeeds() {
 			c.need(p, n, unpoliced)
 		}

@@ -84,6 +84,7 @@ const (
 	CodeContract       Code = "C408"
 	CodeEventTwice     Code = "C409"
 	CodeIdleIsolate    Code = "C410"
+	CodeUnconfined     Code = "C411"
 )
 
 // Position is a place in a file: its name as it was given to [Load], line and column counted from 1, columns in

@@ -644,7 +644,7 @@ func (l *loader) list(n *yaml.Node, g group) {
 }
 
 var (
-	entryKeys = []string{"id", "use", "config", "disabled", "required", "isolate", "intercept", "env", "limits", "answers", "timeouts", "plugins"}
+	entryKeys = []string{"id", "use", "config", "disabled", "required", "isolate", "intercept", "env", "limits", "answers", "timeouts", "unconfined", "plugins"}
 	// groupKeys are those a group shares with an entry.
 	groupKeys = []string{"id", "plugins", "disabled", "isolate", "intercept"}
 )
@@ -732,6 +732,9 @@ func (l *loader) row(n *yaml.Node, g group) {
 	}
 	if f, ok := all["answers"]; ok {
 		l.answers(f.value, e)
+	}
+	if f, ok := all["unconfined"]; ok {
+		l.unconfined(f.value, e)
 	}
 	l.plan.Entries = append(l.plan.Entries, e)
 }
@@ -916,6 +919,18 @@ func (l *loader) timeouts(n *yaml.Node, e *Entry) {
 		default:
 			*into = d
 		}
+	}
+}
+
+// unconfined takes the literal alone: no variable of the environment may let a plugin out.
+func (l *loader) unconfined(n *yaml.Node, e *Entry) {
+	tag, text, ok := l.literal(n, "unconfined")
+	switch {
+	case !ok:
+	case tag != "!!bool":
+		l.wrongType(n, "unconfined", "true or false")
+	default:
+		e.Unconfined = text == "true"
 	}
 }
 

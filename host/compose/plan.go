@@ -102,6 +102,8 @@ type Entry struct {
 	Limits   Limits
 	Answers  Answers
 	Timeouts Timeouts
+	// Unconfined lets a plugin that asks for it run outside the confinement of plugins.
+	Unconfined bool
 	// Groups are the ids of the groups the row is in, outermost first.
 	Groups []string
 	Place  Position

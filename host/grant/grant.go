@@ -23,6 +23,8 @@ type Grant struct {
 	Scope      string
 	Value      string
 	Approval   string // id of the approval/asked event
+	Subject    string // what the person was shown
+	Cwd        string
 }
 
 // Store holds the grants of the calls in progress.

@@ -8,7 +8,9 @@ package inbox
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,6 +22,7 @@ import (
 // Question is what a person is asked.
 type Question struct {
 	*approvalv1.Question
+	ID      string // the inbox's own: what a person answers cannot be exchanged for another question of the same name
 	Session string
 	Agent   string
 	Call    string
@@ -110,8 +113,9 @@ func (b *Inbox) Ask(ctx context.Context, q Question) (Verdict, bool, error) {
 		b.mu.Unlock()
 		return Verdict{}, false, nil
 	}
+	q.ID = "q-" + strings.ToLower(rand.Text()[:10])
 	p := &pending{question: q, verdict: make(chan Verdict, 1)}
-	b.open[q.GetId()] = p
+	b.open[q.ID] = p
 	b.publish(q, Event{Asked: &p.question})
 	b.mu.Unlock()
 
@@ -121,7 +125,7 @@ func (b *Inbox) Ask(ctx context.Context, q Question) (Verdict, bool, error) {
 	case <-ctx.Done():
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.settle(p, Settled{ID: q.GetId(), Outcome: approval.Cancelled})
+		b.settle(p, Settled{ID: q.ID, Outcome: approval.Cancelled})
 		return Verdict{}, false, ctx.Err()
 	}
 }
@@ -153,7 +157,7 @@ func (b *Inbox) settle(p *pending, s Settled) {
 		return
 	}
 	p.settled = true
-	delete(b.open, p.question.GetId())
+	delete(b.open, p.question.ID)
 	close(p.verdict)
 	b.publish(p.question, Event{Settled: &s})
 }
@@ -211,7 +215,7 @@ func (w *Watcher) Close() {
 	delete(b.watchers, w)
 	for _, p := range b.open {
 		if !b.watched(p.question) {
-			b.settle(p, Settled{ID: p.question.GetId(), Outcome: approval.Unavailable})
+			b.settle(p, Settled{ID: p.question.ID, Outcome: approval.Unavailable})
 		}
 	}
 }

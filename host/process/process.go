@@ -57,6 +57,8 @@ type Spec struct {
 	// LogOutput receives the plugin's own records; nil drops them.
 	LogOutput    hclog.Logger
 	StartTimeout time.Duration // 0 for DefaultStartTimeout
+	// Unconfined runs the process with everything this one can do. Otherwise it gets the confinement of plugins; see confine.
+	Unconfined bool
 }
 
 // Generation is one running process of an entry.
@@ -105,6 +107,7 @@ func Start(ctx context.Context, spec Spec) (*Generation, error) {
 	g := &Generation{entry: spec.Entry, tail: &tail{max: stderrTail}, done: make(chan struct{})}
 	g.run = &execRunner{
 		path: spec.Path, digest: spec.Digest, name: spec.Entry, dir: spec.Dir, log: spec.Log, done: make(chan struct{}),
+		runDir: spec.RunDir, unconfined: spec.Unconfined,
 	}
 	g.client = goplugin.NewClient(&goplugin.ClientConfig{
 		HandshakeConfig:  handshake,

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +24,7 @@ import (
 
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	"github.com/cordon-host/cordon/host/process"
+	"github.com/cordon-host/cordon/internal/testenv"
 	"github.com/cordon-host/cordon/plugin"
 )
 
@@ -55,6 +57,8 @@ func misbehave(how string) {
 		_ = os.WriteFile(os.Getenv("CORDON_TEST_FILE"), []byte(strconv.Itoa(cmd.Process.Pid)), 0o600)
 	case "hang":
 		select {}
+	case "reach":
+		reach()
 	case "host":
 		hostAndPlugin()
 	}
@@ -263,6 +267,78 @@ func TestEnvironmentIsAnAllowList(t *testing.T) {
 	}
 	if strings.Contains(env, "DB_PASSWORD") || strings.Count(env, "PATH=") != 1 {
 		t.Errorf("environment leaks: %s", env)
+	}
+}
+
+// reach tries what a confined plugin must not be able to do, and what it must, and writes down what worked.
+func reach() {
+	own, outside := os.Getenv("CORDON_TEST_FILE"), os.Getenv("CORDON_TEST_OUTSIDE")
+	var worked []string
+	try := func(name string, err error) {
+		if err == nil {
+			worked = append(worked, name)
+		}
+	}
+	_, err := os.ReadFile(filepath.Join(outside, "secret"))
+	try("read outside", err)
+	try("write outside", os.WriteFile(filepath.Join(outside, "made"), []byte("x"), 0o600))
+	try("remove outside", os.Remove(filepath.Join(outside, "remove")))
+	try("exec outside", exec.Command(filepath.Join(outside, "script")).Run())
+	_, err = net.Dial("tcp", os.Getenv("CORDON_TEST_TCP"))
+	try("tcp", err)
+	try("signal the host", unix.Kill(os.Getppid(), 0))
+	try("exec a system program", exec.Command("true").Run())
+	status, err := os.ReadFile("/proc/self/status")
+	try("read a system file", err)
+	if strings.Contains(string(status), "CapEff:\t0000000000000000") {
+		worked = append(worked, "no capabilities")
+	}
+	if err := os.WriteFile(own, []byte(strings.Join(worked, ", ")), 0o600); err != nil {
+		panic(err)
+	}
+}
+
+func TestConfinement(t *testing.T) {
+	if gap := process.Confinable(); gap != "" {
+		testenv.Require(t, "landlock", func() error { return errors.New(gap) })
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, tt := range []struct {
+		unconfined bool
+		want       string
+	}{
+		{false, "exec a system program, read a system file, no capabilities"},
+		{true, "read outside, write outside, remove outside, exec outside, tcp, signal the host, exec a system program, read a system file"},
+	} {
+		outside := t.TempDir()
+		for name, mode := range map[string]os.FileMode{"secret": 0o600, "remove": 0o600, "script": 0o700} {
+			if err := os.WriteFile(filepath.Join(outside, name), []byte("#!/bin/sh\n"), mode); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s, _ := spec(t, "reach")
+		s.Unconfined = tt.unconfined
+		s.Env = append(s.Env, "CORDON_TEST_OUTSIDE="+outside, "CORDON_TEST_TCP="+l.Addr().String())
+		start(t, s)
+		text, err := os.ReadFile(filepath.Join(s.RunDir, "file"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := string(text)
+		if os.Geteuid() != 0 {
+			got = strings.TrimSuffix(got, ", no capabilities")
+			tt.want = strings.TrimSuffix(tt.want, ", no capabilities")
+		}
+		if got != tt.want {
+			t.Errorf("unconfined %v: it could %q, want %q", tt.unconfined, got, tt.want)
+		}
+		if _, err := os.Stat(filepath.Join(outside, "made")); (err == nil) != tt.unconfined {
+			t.Errorf("unconfined %v: the file outside: %v", tt.unconfined, err)
+		}
 	}
 }
 

@@ -41,6 +41,7 @@ var handshakeLine = regexp.MustCompile(`^\d+\|\d+\|(unix|tcp)\|[^|]+\|grpc(\|.*)
 //   - it dies with the host, whichever way that ends: the kernel kills it with the thread that forked it, and a pipe on
 //     its standard input closes;
 //   - nothing but the handshake reaches go-plugin from its standard output, and reading never stops at a long line;
+//   - it is confined before its first instruction, so that no plugin can skip it;
 //   - stopping is bounded, also when a descendant holds the output pipes.
 type execRunner struct {
 	path   string
@@ -48,7 +49,10 @@ type execRunner struct {
 	name   string
 	env    []string
 	dir    string
+	runDir string
 	log    *slog.Logger
+
+	unconfined bool
 
 	pid      atomic.Int64 // 0 until started
 	lifeline *os.File     // closing it tells the plugin to end
@@ -95,9 +99,12 @@ func (r *execRunner) Start(ctx context.Context) error {
 	}
 	started := make(chan error, 1)
 	go func() {
+		// The thread is never given back: a restriction of it cannot be lifted, and ends with it.
 		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
 		err := ctx.Err()
+		if err == nil && !r.unconfined {
+			err = confine(r.path, r.dir, r.runDir)
+		}
 		if err == nil {
 			err = cmd.Start()
 		}

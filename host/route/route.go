@@ -9,7 +9,9 @@ package route
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/subtle"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -41,6 +43,8 @@ type Resolver interface {
 	// Resolve is called for every call tree that does not hold a generation of the provider yet. HostEntry is the caller for the
 	// host's own calls, which are made in the root realm.
 	Resolve(caller, capability string) (*Provider, error)
+	// Owns reports whether an entry provides a capability to the deployment at large.
+	Owns(entry, capability string) bool
 }
 
 // Router routes capability calls.
@@ -102,12 +106,10 @@ func (c *Channel) Close() {
 	_ = os.Remove(c.path) // the listener has removed it unless it failed
 }
 
-// shortName keeps a socket's path below the kernel's limit of 108 bytes.
+// shortName is a name of its own for every entry, short enough for a socket's path, which has 108 bytes.
 func shortName(entry string) string {
-	if len(entry) > 24 {
-		return entry[:24]
-	}
-	return entry
+	sum := sha256.Sum256([]byte(entry))
+	return hex.EncodeToString(sum[:8])
 }
 
 // handler serves one generation's channel.

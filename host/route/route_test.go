@@ -66,6 +66,8 @@ func (w *world) Resolve(caller, capability string) (*route.Provider, error) {
 	return w.provider, nil
 }
 
+func (w *world) Owns(string, string) bool { return true }
+
 func newWorld(t *testing.T) *world {
 	dir, err := os.MkdirTemp("", "cordon")
 	if err != nil {

@@ -33,6 +33,7 @@ const (
 	keyCall      = "cordon-call"
 	keyHops      = "cordon-hops"
 	keyProvides  = "cordon-provides"
+	keyPurpose   = "cordon-purpose"
 	keyAuthority = "cordon-authority"
 )
 
@@ -50,7 +51,11 @@ type Call struct {
 	Turn      int64
 	Authority kernelv1.Level // of whoever asked for the tree
 	Tag       string         // the front end's own mark, repeated in questions
+	Purpose   string         // PurposePin, or empty for any other
 }
+
+// PurposePin marks the call tree in which the host has a session's missing permission facts filled in.
+const PurposePin = "pin"
 
 // Tree is a call and everything it causes. It stays on the generations it first met, and keeps them alive until it ends.
 type Tree struct {
@@ -145,7 +150,7 @@ type Leg struct {
 
 	token    string
 	caller   string
-	provides []string // by the caller
+	provides []string // by the caller, to the deployment at large
 	path     []string // entries from the root to this one
 }
 
@@ -160,6 +165,9 @@ func (l *Leg) Metadata() map[string]string {
 	}
 	if len(l.provides) > 0 {
 		md[keyProvides] = strings.Join(l.provides, ",")
+	}
+	if l.Tree.Purpose != "" {
+		md[keyPurpose] = l.Tree.Purpose
 	}
 	if l.Tree.Session != "" {
 		md[keySession] = l.Tree.Session
@@ -203,7 +211,9 @@ func (r *Router) Begin(tree *Tree, parent *Leg, caller *Provider, p *Provider) (
 	if caller != nil {
 		leg.caller = caller.Entry
 		for _, o := range caller.Manifest.GetOffers() {
-			leg.provides = append(leg.provides, o.GetCapability())
+			if r.resolver.Owns(caller.Entry, o.GetCapability()) {
+				leg.provides = append(leg.provides, o.GetCapability())
+			}
 		}
 	}
 	if len(leg.path) > MaxHops {

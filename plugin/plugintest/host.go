@@ -72,6 +72,9 @@ func (h *host) begin(call plugin.Call) map[string]string {
 	if len(call.Provides) > 0 {
 		md["cordon-provides"] = strings.Join(call.Provides, ",")
 	}
+	if call.Purpose != "" {
+		md["cordon-purpose"] = call.Purpose
+	}
 	if call.Session != "" {
 		md["cordon-session"] = call.Session
 	}

@@ -41,11 +41,12 @@ func (c Config) validate() error {
 // Plugin is the plugin.
 var Plugin = plugin.Plugin[Config]{
 	Name: "fs-sandbox", Version: "0.1.0",
-	Needs:    []plugin.Need{{Capability: "policy", Desc: &policyv1.Policy_ServiceDesc}},
-	Offers:   []plugin.Offer{{Capability: "fs", Desc: &fsv1.Fs_ServiceDesc}},
-	Confines: true,
-	Default:  defaults,
-	Apply:    apply,
+	Unconfined: true, // see docs/threat-model.md
+	Needs:      []plugin.Need{{Capability: "policy", Desc: &policyv1.Policy_ServiceDesc}},
+	Offers:     []plugin.Offer{{Capability: "fs", Desc: &fsv1.Fs_ServiceDesc}},
+	Confines:   true,
+	Default:    defaults,
+	Apply:      apply,
 }
 
 func apply(ctx *plugin.Context, cfg Config) error {

@@ -27,11 +27,12 @@ type Config struct {
 
 // Plugin is the plugin's value.
 var Plugin = plugin.Plugin[Config]{
-	Name:    "sandbox-local",
-	Version: "0.1.0",
-	Offers:  []plugin.Offer{{Capability: "sandbox", Desc: &sandboxv1.Sandbox_ServiceDesc}},
-	Default: func() Config { return Config{Runner: "auto", ProbeTimeoutMs: 2000} },
-	Apply:   apply,
+	Name:       "sandbox-local",
+	Version:    "0.1.0",
+	Unconfined: true, // see docs/threat-model.md
+	Offers:     []plugin.Offer{{Capability: "sandbox", Desc: &sandboxv1.Sandbox_ServiceDesc}},
+	Default:    func() Config { return Config{Runner: "auto", ProbeTimeoutMs: 2000} },
+	Apply:      apply,
 }
 
 func main() {

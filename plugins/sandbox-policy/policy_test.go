@@ -262,7 +262,7 @@ func TestPresetsPin(t *testing.T) {
 			}
 			before := len(s.Events())
 			p, c := start(t, log)
-			ctx := p.Stamp(t.Context(), plugin.Call{Caller: "row", Provides: tt.provides, Session: "s", Authority: tt.level})
+			ctx := p.Stamp(t.Context(), plugin.Call{Caller: "row", Provides: tt.provides, Purpose: plugin.PurposePin, Session: "s", Authority: tt.level})
 			r, err := c.SetMode(ctx, &policyv1.SetModeRequest{Mode: string(tt.to)})
 			if fault.Reason(err) != tt.reason || (err != nil) != (tt.reason != "") {
 				t.Fatalf("error %v, want %q", err, tt.reason)
@@ -271,6 +271,18 @@ func TestPresetsPin(t *testing.T) {
 				t.Errorf("%d events, reply %v", n, r)
 			}
 		})
+	}
+}
+
+// A provider of presets that was not asked by the host to pin has no authority of its own.
+func TestNoPinOutsideThePin(t *testing.T) {
+	log := plugintest.NewLog()
+	s := log.Session("s", canonicalTemp(t))
+	p, c := start(t, log)
+	ctx := p.Stamp(t.Context(), plugin.Call{Caller: "row", Provides: []string{"permission"}, Session: "s"})
+	_, err := c.SetMode(ctx, &policyv1.SetModeRequest{Mode: "danger-full-access"})
+	if fault.Reason(err) != "AUTHORITY_REQUIRED" || len(s.Events()) != 0 {
+		t.Errorf("%v, %d events", err, len(s.Events()))
 	}
 }
 

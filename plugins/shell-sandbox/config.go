@@ -55,6 +55,7 @@ func (c Config) validate() error {
 // Plugin is the plugin.
 var Plugin = plugin.Plugin[Config]{
 	Name: "shell-sandbox", Version: "0.1.0",
+	Unconfined: true, // see docs/threat-model.md
 	Needs: []plugin.Need{
 		{Capability: "sandbox", Desc: &sandboxv1.Sandbox_ServiceDesc},
 		{Capability: "policy", Desc: &policyv1.Policy_ServiceDesc},

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,7 +64,7 @@ func (s *shellServer) Run(ctx context.Context, r *shellv1.RunRequest) (*shellv1.
 		return nil, fault.New(codes.FailedPrecondition, "UNKNOWN_MODE", "policy resolved to no known mode, so nothing ran: %v", err)
 	}
 	if r.GetGrant() != "" {
-		if mode, err = s.widen(ctx, mode, r.GetGrant()); err != nil {
+		if mode, err = s.widen(ctx, mode, policy.GetWorkspaceRoot(), r); err != nil {
 			return nil, err
 		}
 	}
@@ -137,10 +138,11 @@ func check(r *shellv1.RunRequest) error {
 	return nil
 }
 
-// widen is the standing mode, widened by what the grant is worth. The host says what that is; a grant that widens nothing was
-// approved for a mode the session has left since, and is refused rather than guessed about.
-func (s *shellServer) widen(ctx context.Context, standing sandbox.Mode, grant string) (sandbox.Mode, error) {
-	g, err := plugin.Redeem(ctx, s.plugin, grant)
+// widen is the standing mode, widened by what the grant is worth. The host says what that is, and for which command, in which
+// directory: what a person approved is what runs. A grant that widens nothing was approved for a mode the session has left since, and is
+// refused rather than guessed about.
+func (s *shellServer) widen(ctx context.Context, standing sandbox.Mode, root string, r *shellv1.RunRequest) (sandbox.Mode, error) {
+	g, err := plugin.Redeem(ctx, s.plugin, r.GetGrant())
 	if err != nil {
 		return "", err
 	}
@@ -148,6 +150,10 @@ func (s *shellServer) widen(ctx context.Context, standing sandbox.Mode, grant st
 	switch {
 	case g.GetScope() != scopeMode || !granted.Valid():
 		return "", fault.New(codes.PermissionDenied, "GRANT_FOREIGN", "grant is for %s %q, not for a sandbox mode", g.GetScope(), g.GetValue())
+	case g.GetSubject() != r.GetCommand():
+		return "", fault.New(codes.PermissionDenied, "GRANT_FOREIGN", "grant was approved for another command, so nothing ran")
+	case sandbox.CanonicalPath(cmp.Or(g.GetCwd(), root)) != sandbox.CanonicalPath(cmp.Or(r.GetWorkdir(), root)):
+		return "", fault.New(codes.PermissionDenied, "GRANT_FOREIGN", "grant was approved for another directory, so nothing ran")
 	case !sandbox.Wider(granted, standing):
 		return "", fault.New(codes.FailedPrecondition, "GRANT_NOT_WIDER",
 			`grant is for mode "%s", and the session is in "%s" by now; ask again if that does not suffice`, granted, standing)

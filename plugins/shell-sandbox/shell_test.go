@@ -380,11 +380,13 @@ func TestDangerFullAccess(t *testing.T) {
 
 func TestGrants(t *testing.T) {
 	grants := map[string]*kernelv1.RedeemGrantReply{
-		"ww":    {Scope: "sandbox-mode", Value: "workspace-write"},
-		"full":  {Scope: "sandbox-mode", Value: "danger-full-access"},
-		"ro":    {Scope: "sandbox-mode", Value: "read-only"},
-		"bad":   {Scope: "sandbox-mode", Value: "yolo"},
-		"other": {Scope: "network", Value: "workspace-write"},
+		"ww":    {Scope: "sandbox-mode", Value: "workspace-write", Subject: "touch ran"},
+		"full":  {Scope: "sandbox-mode", Value: "danger-full-access", Subject: "touch ran"},
+		"ro":    {Scope: "sandbox-mode", Value: "read-only", Subject: "touch ran"},
+		"bad":   {Scope: "sandbox-mode", Value: "yolo", Subject: "touch ran"},
+		"other": {Scope: "network", Value: "workspace-write", Subject: "touch ran"},
+		"what":  {Scope: "sandbox-mode", Value: "workspace-write", Subject: "true"},
+		"where": {Scope: "sandbox-mode", Value: "workspace-write", Subject: "touch ran", Cwd: "/usr"},
 	}
 	for _, tt := range []struct {
 		name   string
@@ -402,6 +404,8 @@ func TestGrants(t *testing.T) {
 		{"a grant for nothing", sandbox.ReadOnly, "ro", "", 0, "GRANT_NOT_WIDER"},
 		{"a mode nobody knows", sandbox.ReadOnly, "bad", "", 0, "GRANT_FOREIGN"},
 		{"a grant of another kind", sandbox.ReadOnly, "other", "", 0, "GRANT_FOREIGN"},
+		{"a grant for another command", sandbox.ReadOnly, "what", "", 0, "GRANT_FOREIGN"},
+		{"a grant for another directory", sandbox.ReadOnly, "where", "", 0, "GRANT_FOREIGN"},
 		{"a grant the host refuses", sandbox.ReadOnly, "forged", "", 0, "GRANT_UNKNOWN"},
 		{"no grant: the standing mode", sandbox.ReadOnly, "", "read-only", 1, ""},
 	} {
@@ -437,14 +441,15 @@ func TestGrants(t *testing.T) {
 // overlapping calls settle with their OWN modes (an escalated one next to a default one)
 func TestOverlapping(t *testing.T) {
 	f := start(t, sandbox.ReadOnly, plainly(bwrapDialect), plugintest.Redeems(func(_ context.Context, g string) (*kernelv1.RedeemGrantReply, error) {
-		return &kernelv1.RedeemGrantReply{Scope: "sandbox-mode", Value: g}, nil
+		mode, command, _ := strings.Cut(g, "|")
+		return &kernelv1.RedeemGrantReply{Scope: "sandbox-mode", Value: mode, Subject: command}, nil
 	}))
 	var all sync.WaitGroup
 	for i := range 24 {
 		grant, mode := "", "read-only"
 		if i%3 > 0 {
-			grant = []string{"workspace-write", "danger-full-access"}[i%3-1]
-			mode = grant
+			mode = []string{"workspace-write", "danger-full-access"}[i%3-1]
+			grant = fmt.Sprintf("%s|echo %d", mode, i)
 		}
 		all.Go(func() {
 			r, err := f.run(t.Context(), &shellv1.RunRequest{Command: fmt.Sprintf("echo %d", i), Grant: grant})
@@ -724,7 +729,7 @@ func TestBubblewrap(t *testing.T) {
 	})
 	t.Run("an approved escalated retry lands the exact write read-only denied", func(t *testing.T) {
 		f := start(t, sandbox.ReadOnly, confining(t), plugintest.Redeems(func(context.Context, string) (*kernelv1.RedeemGrantReply, error) {
-			return &kernelv1.RedeemGrantReply{Scope: "sandbox-mode", Value: "workspace-write"}, nil
+			return &kernelv1.RedeemGrantReply{Scope: "sandbox-mode", Value: "workspace-write", Subject: "echo hi > a.txt"}, nil
 		}))
 		request := &shellv1.RunRequest{Command: "echo hi > a.txt"}
 		if r, err := f.run(t.Context(), request); err != nil || !r.GetSandbox().GetDenied() || exists(t, f.path("a.txt")) {

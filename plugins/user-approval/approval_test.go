@@ -572,6 +572,17 @@ func TestSetPolicy(t *testing.T) {
 	}
 }
 
+// A provider of presets that was not asked by the host to pin has no authority of its own.
+func TestNoPinOutsideThePin(t *testing.T) {
+	f := start(t, nil, plugintest.Config(`{"policy":"never"}`))
+	before := len(f.session.Events())
+	ctx := f.Stamp(t.Context(), plugin.Call{Caller: "row", Provides: []string{"permission"}, Session: "s"})
+	_, err := f.client.SetPolicy(ctx, &approvalv1.SetPolicyRequest{Policy: "ask"})
+	if fault.Reason(err) != "AUTHORITY_REQUIRED" || len(f.session.Events()) != before {
+		t.Errorf("%v, %d events", err, len(f.session.Events())-before)
+	}
+}
+
 // Presets pin what a session does not say, without anybody's authority and the default included. Elsewhere they have the
 // authority of whoever asked for the call tree, as anybody.
 func TestPresetsPin(t *testing.T) {
@@ -600,7 +611,7 @@ func TestPresetsPin(t *testing.T) {
 				f.session.Record(approval.EventPolicy, approval.PolicyChange{Policy: approval.Policy(tt.from)})
 			}
 			before := len(f.session.Events())
-			ctx := f.Stamp(t.Context(), plugin.Call{Caller: "row", Provides: tt.provides, Session: "s", Authority: tt.level})
+			ctx := f.Stamp(t.Context(), plugin.Call{Caller: "row", Provides: tt.provides, Purpose: plugin.PurposePin, Session: "s", Authority: tt.level})
 			r, err := f.client.SetPolicy(ctx, &approvalv1.SetPolicyRequest{Policy: tt.to})
 			if fault.Reason(err) != tt.reason || (err != nil) != (tt.reason != "") {
 				t.Fatalf("error %v, want %q", err, tt.reason)

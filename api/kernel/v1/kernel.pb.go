@@ -6,7 +6,8 @@
 //
 //   cordon-leg        the token of this leg of the call tree; an SDK sends it back on every call made while serving it
 //   cordon-caller     the entry that called, or host
-//   cordon-provides   the capabilities that entry provides, separated by commas
+//   cordon-provides   the capabilities that entry provides to the deployment at large, separated by commas
+//   cordon-purpose    pin, in the call tree in which the host has a session's missing permission facts filled in
 //   cordon-session    the session of the call, if it has one
 //   cordon-agent      the agent of the call, if it has one
 //   cordon-turn       the open turn of that session
@@ -259,7 +260,10 @@ type Manifest struct {
 	// True for a plugin that confines what it runs according to the policy capability.
 	Confines bool `protobuf:"varint,13,opt,name=confines,proto3" json:"confines,omitempty"`
 	// What the plugin may contribute to a model's runtime context.
-	Contexts      []*Context `protobuf:"bytes,14,rep,name=contexts,proto3" json:"contexts,omitempty"`
+	Contexts []*Context `protobuf:"bytes,14,rep,name=contexts,proto3" json:"contexts,omitempty"`
+	// True for a plugin that asks to run outside the confinement of plugins, because it builds sandboxes or works where sessions do. Its
+	// row must grant it.
+	Unconfined    bool `protobuf:"varint,15,opt,name=unconfined,proto3" json:"unconfined,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -390,6 +394,13 @@ func (x *Manifest) GetContexts() []*Context {
 		return x.Contexts
 	}
 	return nil
+}
+
+func (x *Manifest) GetUnconfined() bool {
+	if x != nil {
+		return x.Unconfined
+	}
+	return false
 }
 
 // Context is one contribution to what a model is told about its situation, in ascending order.
@@ -2124,10 +2135,13 @@ func (x *RedeemGrantRequest) GetGrant() string {
 }
 
 type RedeemGrantReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Scope         string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"`       // what kind of thing was granted: sandbox-mode
-	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`       // e.g. workspace-write
-	Approval      string                 `protobuf:"bytes,3,opt,name=approval,proto3" json:"approval,omitempty"` // id of the approval/asked event
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Scope    string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"`       // what kind of thing was granted: sandbox-mode
+	Value    string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`       // e.g. workspace-write
+	Approval string                 `protobuf:"bytes,3,opt,name=approval,proto3" json:"approval,omitempty"` // id of the approval/asked event
+	// What the person was shown; the executor refuses to do anything else with the grant.
+	Subject       string `protobuf:"bytes,4,opt,name=subject,proto3" json:"subject,omitempty"`
+	Cwd           string `protobuf:"bytes,5,opt,name=cwd,proto3" json:"cwd,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2179,6 +2193,20 @@ func (x *RedeemGrantReply) GetValue() string {
 func (x *RedeemGrantReply) GetApproval() string {
 	if x != nil {
 		return x.Approval
+	}
+	return ""
+}
+
+func (x *RedeemGrantReply) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *RedeemGrantReply) GetCwd() string {
+	if x != nil {
+		return x.Cwd
 	}
 	return ""
 }
@@ -2265,7 +2293,7 @@ var File_cordon_kernel_v1_kernel_proto protoreflect.FileDescriptor
 const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	"\n" +
 	"\x1dcordon/kernel/v1/kernel.proto\x12\x10cordon.kernel.v1\"\x11\n" +
-	"\x0fDescribeRequest\"\x8e\x04\n" +
+	"\x0fDescribeRequest\"\xae\x04\n" +
 	"\bManifest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1d\n" +
@@ -2283,7 +2311,10 @@ const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	"\aappends\x18\v \x03(\tR\aappends\x12\x14\n" +
 	"\x05tools\x18\f \x03(\tR\x05tools\x12\x1a\n" +
 	"\bconfines\x18\r \x01(\bR\bconfines\x125\n" +
-	"\bcontexts\x18\x0e \x03(\v2\x19.cordon.kernel.v1.ContextR\bcontexts\"3\n" +
+	"\bcontexts\x18\x0e \x03(\v2\x19.cordon.kernel.v1.ContextR\bcontexts\x12\x1e\n" +
+	"\n" +
+	"unconfined\x18\x0f \x01(\bR\n" +
+	"unconfined\"3\n" +
 	"\aContext\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05order\x18\x02 \x01(\x05R\x05order\"\\\n" +
@@ -2425,11 +2456,13 @@ const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	"\achannel\x18\x03 \x01(\tR\achannel\x12-\n" +
 	"\x05level\x18\x04 \x01(\x0e2\x17.cordon.kernel.v1.LevelR\x05level\"*\n" +
 	"\x12RedeemGrantRequest\x12\x14\n" +
-	"\x05grant\x18\x01 \x01(\tR\x05grant\"Z\n" +
+	"\x05grant\x18\x01 \x01(\tR\x05grant\"\x86\x01\n" +
 	"\x10RedeemGrantReply\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x1a\n" +
-	"\bapproval\x18\x03 \x01(\tR\bapproval\"\x8d\x01\n" +
+	"\bapproval\x18\x03 \x01(\tR\bapproval\x12\x18\n" +
+	"\asubject\x18\x04 \x01(\tR\asubject\x12\x10\n" +
+	"\x03cwd\x18\x05 \x01(\tR\x03cwd\"\x8d\x01\n" +
 	"\vPluginFault\x12\x14\n" +
 	"\x05entry\x18\x01 \x01(\tR\x05entry\x12\x1e\n" +
 	"\n" +

@@ -6,7 +6,8 @@
 //
 //   cordon-leg        the token of this leg of the call tree; an SDK sends it back on every call made while serving it
 //   cordon-caller     the entry that called, or host
-//   cordon-provides   the capabilities that entry provides, separated by commas
+//   cordon-provides   the capabilities that entry provides to the deployment at large, separated by commas
+//   cordon-purpose    pin, in the call tree in which the host has a session's missing permission facts filled in
 //   cordon-session    the session of the call, if it has one
 //   cordon-agent      the agent of the call, if it has one
 //   cordon-turn       the open turn of that session

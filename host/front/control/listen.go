@@ -69,7 +69,8 @@ func (e *RefusedError) Error() string { return fmt.Sprintf("peer %d: %s", e.PID,
 var namespaces = []string{"user", "pid", "mnt", "ipc"}
 
 // Inspect decides whether the peer of a connection may talk to this host: it must be the same user (or root), live in the same
-// namespaces, and carry no restriction that this process does not carry. The peer is held by a pidfd from the socket (since Linux 6.5; by
+// namespaces, carry no restriction that this process does not carry, and not have been started by this host: a plugin, or what a plugin
+// runs, speaks to the host on its channel. The peer is held by a pidfd from the socket (since Linux 6.5; by
 // number before), so that what /proc says is about the process that connected: it is asked before and the pidfd after.
 func Inspect(c *net.UnixConn) error {
 	raw, err := c.SyscallConn()
@@ -126,6 +127,16 @@ func Inspect(c *net.UnixConn) error {
 		if theirs[key] > ours[key] {
 			return refuse("%s is %d, ours is %d: it runs under a restriction", key, theirs[key], ours[key])
 		}
+	}
+	for pid := theirs["PPid"]; pid > 1; {
+		if pid == os.Getpid() {
+			return refuse("was started by this host")
+		}
+		parent, err := restrictions(strconv.Itoa(pid))
+		if err != nil {
+			break // it ended; the peer itself is asked for below
+		}
+		pid = parent["PPid"]
 	}
 	if err := unix.PidfdSendSignal(pidfd, 0, nil, 0); err != nil {
 		return refuse("is gone: %v", err)
