@@ -1,15 +1,11 @@
-//go:build linux
-
 package fskit
 
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -177,61 +173,5 @@ func TestRaceReads(t *testing.T) {
 	swapping.Wait()
 	if seen[""] == 0 || seen[fs.SandboxDenied] == 0 {
 		t.Errorf("outcomes %v: not a race", seen)
-	}
-}
-
-// TestAlias runs the rows about mounts in a mount namespace of their own.
-func TestAlias(t *testing.T) {
-	const inside = "FSKIT_TEST_ALIAS"
-	if os.Getenv(inside) == "" {
-		self, err := os.Executable()
-		must(t, err)
-		cmd := exec.CommandContext(t.Context(), self, "-test.run=^TestAlias$", "-test.v")
-		cmd.Env = append(os.Environ(), inside+"=1")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-		out, err := cmd.CombinedOutput()
-		if os.Geteuid() != 0 || strings.Contains(string(out), "operation not permitted") || err != nil && len(out) == 0 {
-			t.Skipf("no mount namespaces for us: %v %s", err, out)
-		}
-		if err != nil || !strings.Contains(string(out), "--- PASS: TestAlias") {
-			t.Errorf("%v\n%s", err, out)
-		}
-		return
-	}
-	a := newArena(t)
-	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
-	bind := func(from, to string) {
-		must(t, os.MkdirAll(a.base+"/"+to, 0o755))
-		must(t, unix.Mount(a.base+"/"+from, a.base+"/"+to, "", unix.MS_BIND, ""))
-		t.Cleanup(func() { must(t, unix.Unmount(a.base+"/"+to, 0)) })
-	}
-	bind("ws", "again")
-	bind("outside", "ws/code")
-	bind("ws/.git/hooks", "ws/sub")
-	bind("state", "outside/dir")
-	for path, want := range map[string]string{
-		"$B/again/new.txt":     "", // recognizes an alias-equivalent root by filesystem identity for a missing target
-		"$B/again/d/e/new.txt": "",
-		"$B/again/compose.yml": fs.SandboxDenied, // and what is protected in it
-		"$B/again/cordon.lock": fs.SandboxDenied,
-		"$B/outside/x.txt":     fs.SandboxDenied,
-		"sub/pre-push":         fs.SandboxDenied, // a protected directory by another name
-		"sub/pre-commit":       fs.SandboxDenied,
-		"code/mounted.txt":     "", // what the owner mounts into the workspace belongs to it
-	} {
-		_, err := a.write(sandbox.WorkspaceWrite, path, "new")
-		if reason(err) != want {
-			t.Errorf("%s: %v, want %q", path, err, want)
-		}
-		real := a.path(path)
-		if !strings.HasPrefix(real, "/") {
-			real = a.ws + "/" + real
-		}
-		if got := content(t, real); (got == "new") != (want == "") {
-			t.Errorf("%s: holds %q", path, got)
-		}
-	}
-	if _, err := a.fs.Read(t.Context(), a.policy(sandbox.ReadOnly), a.base+"/outside/dir/key", wide(1, 1)); reason(err) != fs.SandboxDenied {
-		t.Errorf("hidden by another name: %v", err)
 	}
 }
