@@ -16,16 +16,16 @@ var probe = Event[int, int]{Name: "probe"}
 // scene is a fiber in the middle of everything: below a parent, above a child,
 // with a provider and a consumer, a group and listeners of every kind.
 type scene struct {
-	h                                         *house
-	parent, self, child, consumer, depend, by *Fiber
-	mu                                        sync.Mutex
-	x                                         *Context // of self's present load
-	group                                     *Effect
-	place                                     *Context
-	site                                      string
-	armed                                     atomic.Bool
-	call                                      func(x *Context)
-	done                                      chan struct{}
+	h                                 *house
+	parent, self, child, consumer, by *Fiber
+	mu                                sync.Mutex
+	x                                 *Context // of self's present load
+	group                             *Effect
+	place                             *Context
+	site                              string
+	armed                             atomic.Bool
+	call                              func(x *Context)
+	done                              chan struct{}
 }
 
 // here returns the context of self's present load.
