@@ -131,6 +131,7 @@ var errMoved = errors.New("path changed while it was used")
 // reading walks a path, checks that it may be read and hands over its parent directory and its last name.
 func (f *FS) reading(ctx context.Context, p Policy, op fs.Op, path string, do func(loc location, parent *dir, name string) error) error {
 	shown := fs.Display(p.Root, path)
+	p.Protected = nil // from changes only
 	return f.attempts(ctx, p, op, shown, path, func() error {
 		v := newView(p)
 		loc, err := v.resolve(path)
@@ -148,7 +149,7 @@ func (f *FS) reading(ctx context.Context, p Policy, op fs.Op, path string, do fu
 			return err
 		}
 		defer parent.close()
-		if denied, err := v.aliasOf(loc, v.hidden, parent, name); err != nil {
+		if denied, err := v.guarded(loc, parent, name); err != nil {
 			return err
 		} else if denied {
 			return fs.ErrSandbox(op, shown, p.Mode)

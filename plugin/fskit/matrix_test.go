@@ -256,3 +256,20 @@ func TestMatrixSwappedRoot(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+// What is protected or hidden may be spelled over links, and need not exist.
+func TestMatrixSpelledGuards(t *testing.T) {
+	a := newArena(t)
+	must(t, os.Symlink("sub/future.yml", a.ws+"/future-link"))
+	p := a.policy(sandbox.WorkspaceWrite)
+	p.Protected = []string{a.base + "/alias/none/deep/inner.lock", a.ws + "/back/in.txt", a.ws + "/future-link", a.base + "/alias/inlink"}
+	p.Hidden = []string{a.base + "/alias/none/vault", a.ws + "/code/../code"}
+	for _, path := range []string{"none/deep/inner.lock", "sub/in.txt", "sub/future.yml", "future-link", "none/vault/x", "code/x"} {
+		if _, err := a.fs.Write(t.Context(), p, path, []byte("x"), Precondition{}); reason(err) != "FS_SANDBOX_DENIED" {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if _, err := a.fs.Write(t.Context(), p, "none/deep/inner.lock2", []byte("x"), Precondition{}); err != nil {
+		t.Error(err)
+	}
+}

@@ -33,6 +33,8 @@ type view struct {
 	hidden    []string // canonical; covered even in the workspace
 	covered   []string // canonical; covered unless in the workspace
 	protected []string // canonical up to the last name
+
+	ids []identity // of what is hidden or protected and exists
 }
 
 // mount puts a directory of the host in a place of the view. Without one, an empty directory is there.
@@ -69,20 +71,49 @@ func newView(p Policy) *view {
 	}
 	slices.SortFunc(v.mounts, func(a, b mount) int { return len(b.at) - len(a.at) })
 	for _, h := range p.Hidden {
-		v.hidden = append(v.hidden, sandbox.CanonicalPath(h))
+		c := canonical(h)
+		v.hidden = append(v.hidden, c)
+		if st, err := lstatHost(c); err == nil {
+			v.ids = append(v.ids, st.id)
+		}
 	}
 	for _, c := range coveredDirs {
 		v.covered = append(v.covered, sandbox.CanonicalPath(c))
 	}
-	for _, q := range p.Protected {
-		// Both the name, which must not be replaced, and what it leads to.
-		name := path.Join(sandbox.CanonicalPath(path.Dir(q)), path.Base(q))
+	v.protect()
+	return v
+}
+
+// protect finds the canonical names of what is protected. There may be hundreds, in few directories.
+func (v *view) protect() {
+	dirs := map[string]string{}
+	for _, q := range v.Protected {
+		dir := path.Dir(q)
+		if dirs[dir] == "" {
+			dirs[dir] = canonical(dir)
+		}
+		name := path.Join(dirs[dir], path.Base(q))
 		v.protected = append(v.protected, name)
-		if target := sandbox.CanonicalPath(q); target != name {
-			v.protected = append(v.protected, target)
+		switch st, err := lstatHost(name); {
+		case err != nil: // it need not exist
+		case st.link:
+			// The name, which must not be replaced, and what it leads to.
+			v.protected = append(v.protected, canonical(q))
+		default:
+			v.ids = append(v.ids, st.id)
 		}
 	}
-	return v
+}
+
+// canonical is sandbox.CanonicalPath for paths whose last names may not exist yet.
+func canonical(p string) string {
+	if !path.IsAbs(p) {
+		return p
+	}
+	if loc, err := new(view).resolve(p); err == nil {
+		return loc.host
+	}
+	return p
 }
 
 // location is where a path leads.
@@ -271,26 +302,20 @@ func (v *view) system(host string) bool {
 	})
 }
 
-// aliasOf reports whether an open directory, what is named in it or a directory above is one of the paths, by identity: the
-// names were compared before. The session's temp directory lies in a hidden one and is not asked about.
-func (v *view) aliasOf(loc location, paths []string, parent *dir, name string) (bool, error) {
-	if len(paths) == 0 || !v.Mode.Confined() || loc.view != loc.host {
+// guarded reports whether an open directory, what is named in it or a directory above is hidden or protected, by identity:
+// the names were compared before. The session's temp directory lies in a hidden one and is not asked about.
+func (v *view) guarded(loc location, parent *dir, name string) (bool, error) {
+	if len(v.ids) == 0 || loc.view != loc.host {
 		return false, nil
 	}
-	var ids []identity
-	for _, p := range paths {
-		if st, err := lstatHost(p); err == nil && !st.link {
-			ids = append(ids, st.id)
-		}
-	}
-	if st, err := parent.lstat(name); err == nil && slices.Contains(ids, st.id) {
+	if st, err := parent.lstat(name); err == nil && slices.Contains(v.ids, st.id) {
 		return true, nil
 	}
 	line, err := parent.line()
 	if err != nil {
 		return false, err
 	}
-	return slices.ContainsFunc(line, func(id identity) bool { return slices.Contains(ids, id) }), nil
+	return slices.ContainsFunc(line, func(id identity) bool { return slices.Contains(v.ids, id) }), nil
 }
 
 func within(dirs []string, p string) bool {

@@ -9,7 +9,6 @@ import (
 	iofs "io/fs"
 	"os"
 	"path"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -116,7 +115,7 @@ func (t target) within(do func(parent *dir, base string) error) error {
 		return err
 	}
 	defer parent.close()
-	if denied, err := t.view.aliasOf(t.loc, slices.Concat(t.view.protected, t.view.hidden), parent, base); err != nil {
+	if denied, err := t.view.guarded(t.loc, parent, base); err != nil {
 		return err
 	} else if denied {
 		return fs.ErrSandbox(t.op, t.shown, t.view.Mode)
