@@ -233,9 +233,24 @@ func (h *Host) deployment(id string, c *composition) (*kernelv1.Deployment, erro
 		return nil, fmt.Errorf("directory of temp directories: %w", err)
 	}
 	return &kernelv1.Deployment{
-		Id: h.layout.ID, TempDir: temp, Root: c.plan.Dir, StateDir: state, Hidden: h.layout.Hidden(), Protected: c.tree.Protected(),
+		Id: h.layout.ID, TempDir: temp, OutputDir: h.outputDir(), Root: c.plan.Dir, StateDir: state, Hidden: h.layout.Hidden(), Protected: c.tree.Protected(),
 		HostVersion: h.options.Version,
 	}, nil
+}
+
+// outputDir is the place for long output, outside of what is hidden from sandboxes; empty when this user has no cache directory.
+func (h *Host) outputDir() string {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		h.log.Warn("long output is not kept", "reason", err)
+		return ""
+	}
+	dir := filepath.Join(cache, "cordon", h.layout.ID, "output")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		h.log.Warn("long output is not kept", "reason", err)
+		return ""
+	}
+	return dir
 }
 
 // stateOf is the private state directory of a row.

@@ -80,11 +80,11 @@ func apply(ctx *plugin.Context, cfg Config) error {
 	if policy.DefaultMode == "" {
 		policy.DefaultMode = sandbox.ReadOnly
 	}
-	spill := filepath.Join(ctx.Deployment().GetStateDir(), "output")
-	if ctx.Deployment().GetStateDir() == "" {
-		spill = "" // nowhere to keep it: long output is cut and the result says so
-	} else if err := os.MkdirAll(spill, 0o700); err != nil {
-		return fmt.Errorf("shell-sandbox: directory for long output: %w", err)
+	spill := ctx.Deployment().GetOutputDir() // without one, long output is cut and the result says so
+	if spill != "" {
+		if err := os.MkdirAll(spill, 0o700); err != nil {
+			return fmt.Errorf("shell-sandbox: directory for long output: %w", err)
+		}
 	}
 	policyConn, _ := ctx.Conn("policy")
 	sandboxConn, _ := ctx.Conn("sandbox")

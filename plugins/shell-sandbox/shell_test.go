@@ -133,7 +133,7 @@ func start(t *testing.T, mode sandbox.Mode, p *provider, opts ...plugintest.Opti
 		plugintest.Fake("policy", &policyv1.Policy_ServiceDesc, f.policy),
 		plugintest.FactsOf("policy", map[string]string{"defaultMode": string(mode)}),
 		plugintest.Fake("sandbox", &sandboxv1.Sandbox_ServiceDesc, p),
-		plugintest.Deployment(&kernelv1.Deployment{Root: root, StateDir: f.state}),
+		plugintest.Deployment(&kernelv1.Deployment{Root: root, OutputDir: filepath.Join(f.state, "output")}),
 		plugintest.Config(`{"graceMs": 500}`),
 	}, opts...)...)
 	f.client = shellv1.NewShellClient(f.Conn())

@@ -874,7 +874,10 @@ type Deployment struct {
 	HostVersion string   `protobuf:"bytes,6,opt,name=host_version,json=hostVersion,proto3" json:"host_version,omitempty"`
 	// Where sessions have their temp directories, one below it for each session id, shared by all that run or write something for
 	// a session. Whoever needs one first makes it, with mode 0700.
-	TempDir       string `protobuf:"bytes,7,opt,name=temp_dir,json=tempDir,proto3" json:"temp_dir,omitempty"`
+	TempDir string `protobuf:"bytes,7,opt,name=temp_dir,json=tempDir,proto3" json:"temp_dir,omitempty"`
+	// Where executors keep output that is too long for a result. Unlike the other directories it can be read from inside a sandbox, since
+	// a model is told the files' names; empty when there is no place for it.
+	OutputDir     string `protobuf:"bytes,8,opt,name=output_dir,json=outputDir,proto3" json:"output_dir,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -954,6 +957,13 @@ func (x *Deployment) GetHostVersion() string {
 func (x *Deployment) GetTempDir() string {
 	if x != nil {
 		return x.TempDir
+	}
+	return ""
+}
+
+func (x *Deployment) GetOutputDir() string {
+	if x != nil {
+		return x.OutputDir
 	}
 	return ""
 }
@@ -2365,7 +2375,7 @@ const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12-\n" +
 	"\x05value\x18\x02 \x01(\v2\x17.cordon.kernel.v1.FactsR\x05value:\x028\x01\"\x1b\n" +
 	"\x05Facts\x12\x12\n" +
-	"\x04json\x18\x01 \x01(\fR\x04json\"\xc1\x01\n" +
+	"\x04json\x18\x01 \x01(\fR\x04json\"\xe0\x01\n" +
 	"\n" +
 	"Deployment\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -2374,7 +2384,9 @@ const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	"\x06hidden\x18\x04 \x03(\tR\x06hidden\x12\x1c\n" +
 	"\tprotected\x18\x05 \x03(\tR\tprotected\x12!\n" +
 	"\fhost_version\x18\x06 \x01(\tR\vhostVersion\x12\x19\n" +
-	"\btemp_dir\x18\a \x01(\tR\atempDir\"\xbd\x02\n" +
+	"\btemp_dir\x18\a \x01(\tR\atempDir\x12\x1d\n" +
+	"\n" +
+	"output_dir\x18\b \x01(\tR\toutputDir\"\xbd\x02\n" +
 	"\n" +
 	"SetupReply\x12=\n" +
 	"\x05facts\x18\x01 \x03(\v2'.cordon.kernel.v1.SetupReply.FactsEntryR\x05facts\x12,\n" +
