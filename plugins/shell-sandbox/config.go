@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
 
 	policyv1 "github.com/cordon-host/cordon/api/policy/v1"
 	sandboxv1 "github.com/cordon-host/cordon/api/sandbox/v1"
