@@ -572,5 +572,8 @@ func (c *checker) reserved(p part, typ, verb string) {
 			c.here(d, o)
 		}
 		d.hint("this is a mistake of the plugin")
+	case p.realm(capability) != RootRealm:
+		c.fail(p.entry, "use", CodeReservedPrefix, "%q %s %q, but offers %q in %s only", p.name, verb, typ, capability, realmName(p.realm(capability))).
+			hint("sessions belong to no realm, so %s/ belongs to the row that offers %q in the root realm; take it out of isolate", owner, capability)
 	}
 }
