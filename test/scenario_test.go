@@ -210,10 +210,12 @@ plugins:
     use: %[1]s/sandbox-policy
   - id: sandbox
     use: %[1]s/sandbox-local
+    unconfined: true
   - id: approval
     use: %[1]s/user-approval
   - id: shell
     use: %[1]s/shell-sandbox
+    unconfined: true
   - id: bash
     use: %[1]s/tool-bash
 `

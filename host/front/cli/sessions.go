@@ -105,12 +105,16 @@ event. SESSION is an id or "last". With --json each line is an object with
 			return a.log(cmd.Context(), args[0], follow)
 		},
 	}
-	cmd.Flags().BoolVar(&follow, "follow", false, "wait for more events, until interrupted")
+	cmd.Flags().BoolVar(&follow, "follow", false, "wait for more events of the running host, until interrupted")
 	return cmd
 }
 
 func (a *app) log(ctx context.Context, name string, follow bool) (err error) {
-	h, err := a.attach(ctx, "")
+	attach := a.attach
+	if follow {
+		attach = a.running // in a host of its own nothing more would come
+	}
+	h, err := attach(ctx, "")
 	if err != nil {
 		return err
 	}
