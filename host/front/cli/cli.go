@@ -136,6 +136,7 @@ Exit codes: 0 done, 1 the tool or command failed or was refused, 2 usage,
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.SetVersionTemplate("{{.Version}}\n")
+	root.SuggestionsMinimumDistance = 2 // one letter wrong, or two exchanged
 	root.SetUsageTemplate(usageTemplate)
 	root.SetHelpCommand(&cobra.Command{Hidden: true})
 	root.CompletionOptions.HiddenDefaultCmd = true

@@ -79,6 +79,7 @@ func TestExitCodes(t *testing.T) {
 		{"bad cwd", call(nil, fault.New(codes.InvalidArgument, "BAD_SESSION", "cwd /x does not exist")), "call bash {} --cwd /x", 2, "cordon: error: cwd /x does not exist\n"},
 
 		{"unknown command", newFake(), "cal bash", 2, "cordon: error: unknown command \"cal\"\ncordon: hint: did you mean call?\n"},
+		{"one letter wrong", newFake(), "tolls", 2, "cordon: hint: did you mean tools?\n"},
 		{"far from any command", newFake(), "qqqqqq", 2, "cordon: hint: see cordon --help\n"},
 		{"unknown flag", newFake(), "call bash --anwser reject", 2, "cordon: error: unknown flag: --anwser\ncordon: hint: see cordon call --help\n"},
 		{"missing argument", newFake(), "call", 2, "cordon: error: call: TOOL is missing\n"},
