@@ -1,5 +1,6 @@
-// Package swap edits a running deployment the way a person does, on real sources with the real compiler, while sessions are live.
-package swap
+// Package live works on a running default deployment: it edits it the way a person does, on real sources with the real compiler, while
+// sessions are live, and holds the two families of tools against each other.
+package live
 
 import (
 	"context"
@@ -115,12 +116,27 @@ func (w *world) call(r *controlv1.CallRequest, command string, more ...string) (
 		w.Fatal(err)
 	}
 	r.Tool, r.Arguments = "bash", raw
-	if r.Session == "" {
+	return w.send(r)
+}
+
+// tool runs one call of any tool.
+func (w *world) tool(session, tool string, args map[string]any) (*controlv1.CallReply, map[string]any) {
+	w.Helper()
+	raw, err := json.Marshal(args)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return w.send(&controlv1.CallRequest{Session: session, Tool: tool, Arguments: raw})
+}
+
+func (w *world) send(r *controlv1.CallRequest) (*controlv1.CallReply, map[string]any) {
+	w.Helper()
+	if r.Session == "" && r.Cwd == "" {
 		r.Cwd = w.cwd
 	}
 	reply, err := w.host.Control().Call(w.Context(), r)
 	if err != nil {
-		w.Errorf("call %q: %v", command, err)
+		w.Errorf("call %s %s: %v", r.GetTool(), r.GetArguments(), err)
 		return &controlv1.CallReply{IsError: true}, nil
 	}
 	meta := map[string]any{}
