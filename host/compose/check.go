@@ -9,6 +9,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
+	rules "github.com/cordon-host/cordon/capability/session"
 )
 
 // KernelVersion is the minor version of the kernel protocol the host speaks.
@@ -19,19 +20,6 @@ const (
 	policyCapability = "policy"
 	approvalEvent    = "approval/request"
 )
-
-// reservedOwners are the first elements of event types that belong to the row that provides a capability, or, where the
-// capability is empty, to the host itself. Whoever could write such events could forge what was decided.
-var reservedOwners = map[string]string{
-	"sandbox":    policyCapability,
-	"approval":   "approval",
-	"permission": "permission",
-	"network":    "network",
-	"turn":       "",
-	"tool":       "",
-	"plugin":     "",
-	"session":    "",
-}
 
 // part is something that takes part in the composition: a row or a built-in of the host.
 type part struct {
@@ -559,13 +547,13 @@ func (c *checker) reserved(p part, typ, verb string) {
 		return
 	}
 	owner, _, _ := strings.Cut(typ, "/")
-	capability, isReserved := reservedOwners[owner]
+	capability, host := rules.Owner(typ)
 	switch {
 	case owner == "":
 		c.fail(p.entry, "use", CodeReservedPrefix, "%q %s %q, which names no owner", p.name, verb, typ).hint("an event type is OWNER/NAME; this is a mistake of the plugin")
-	case !isReserved:
-	case capability == "":
+	case host:
 		c.fail(p.entry, "use", CodeReservedPrefix, "%q %s %q, but %s/ belongs to the host", p.name, verb, typ, owner).hint("this is a mistake of the plugin")
+	case capability == "":
 	case p.offers(capability) == nil:
 		d := c.fail(p.entry, "use", CodeReservedPrefix, "%q %s %q, but %s/ belongs to the row that offers %q", p.name, verb, typ, owner, capability)
 		if o, ok := c.offered[offerKey{capability, p.realm(capability)}]; ok {

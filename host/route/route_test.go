@@ -156,7 +156,7 @@ func TestCallerIsStamped(t *testing.T) {
 	}
 	for key, want := range map[string]string{
 		"cordon-caller": "caller", "cordon-session": "s-1", "cordon-agent": "a", "cordon-turn": "7",
-		"cordon-authority": "HUMAN", "cordon-call": tree.ID, "cordon-hops": "2", "x-mine": "kept",
+		"cordon-authority": "HUMAN", "cordon-call": tree.ID, "cordon-hops": "2", "cordon-epoch": "provider@3", "x-mine": "kept",
 	} {
 		if v := got.Get(key); len(v) != 1 || v[0] != want {
 			t.Errorf("%s = %q, want %q", key, v, want)

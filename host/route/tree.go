@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,6 +33,7 @@ const (
 	keyTurn      = "cordon-turn"
 	keyCall      = "cordon-call"
 	keyHops      = "cordon-hops"
+	keyEpoch     = "cordon-epoch"
 	keyProvides  = "cordon-provides"
 	keyPurpose   = "cordon-purpose"
 	keyAuthority = "cordon-authority"
@@ -88,6 +90,17 @@ func (t *Tree) pin(p *Provider) (*Provider, bool) {
 	}
 	t.pins[p.Entry] = p
 	return p, true
+}
+
+// epoch is the generations that the tree is on so far, as ENTRY@GENERATION, separated by commas.
+func (t *Tree) epoch() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var on []string
+	for _, entry := range slices.Sorted(maps.Keys(t.pins)) {
+		on = append(on, entry+"@"+strconv.FormatUint(t.pins[entry].Generation, 10))
+	}
+	return strings.Join(on, ",")
 }
 
 // End lets the generations of the tree go. Later calls end nothing twice.
@@ -161,7 +174,7 @@ func (l *Leg) Path() []string { return slices.Clone(l.path) }
 func (l *Leg) Metadata() map[string]string {
 	md := map[string]string{
 		keyLeg: l.token, keyCaller: l.caller, keyCall: l.Tree.ID,
-		keyHops: strconv.Itoa(len(l.path)), keyAuthority: l.Tree.Authority.String(),
+		keyHops: strconv.Itoa(len(l.path)), keyAuthority: l.Tree.Authority.String(), keyEpoch: l.Tree.epoch(),
 	}
 	if len(l.provides) > 0 {
 		md[keyProvides] = strings.Join(l.provides, ",")

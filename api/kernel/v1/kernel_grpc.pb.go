@@ -12,7 +12,7 @@
 //   cordon-agent      the agent of the call, if it has one
 //   cordon-turn       the open turn of that session
 //   cordon-call       the tool call at the root of the call tree
-//   cordon-epoch      the epoch the call tree is pinned to
+//   cordon-epoch      the generations the call tree is pinned to so far, as ENTRY@GENERATION, separated by commas
 //   cordon-hops       how many plugins the call tree has passed
 //   cordon-authority  the level of whoever asked for the call tree: none, client, human or owner
 //

@@ -31,7 +31,7 @@ number. These words are understood:
   list                the open questions
   show N              a question again
   allow N             allow it, this once
-  reject N [NOTE]     reject it; the model reads the note
+  reject N [NOTE]     reject it; the note is kept in the log
   quit
 
 With list, show, allow or reject on the command line, that one thing is done

@@ -14,8 +14,8 @@ func (a *app) statusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "show what the running host runs",
 		Long: `Show the entries of the running host: state, generation, process, what each
-provides and needs, and why one is not active. It starts no host; exit code 1
-says that none runs.`,
+provides and needs, why one is not active, and why an edit was not accepted.
+It starts no host; exit code 1 says that none runs.`,
 		Example: "  cordon status",
 		Args:    exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -44,6 +44,7 @@ type statusDocument struct {
 	Version    string           `json:"version"`
 	ReadyMs    int64            `json:"readyMs"`
 	Entries    []statusDocEntry `json:"entries"`
+	Rejected   string           `json:"rejected,omitempty"`
 }
 
 type statusDocEntry struct {
@@ -65,7 +66,7 @@ type statusDocEntry struct {
 func newStatusDocument(r *controlv1.StatusReply) statusDocument {
 	doc := statusDocument{
 		Deployment: r.GetDeployment(), Compose: r.GetCompose(), PID: r.GetPid(), Version: r.GetVersion(), ReadyMs: r.GetReadyMs(),
-		Entries: []statusDocEntry{},
+		Entries: []statusDocEntry{}, Rejected: r.GetRejected(),
 	}
 	for _, e := range r.GetEntries() {
 		doc.Entries = append(doc.Entries, statusDocEntry{
@@ -80,6 +81,12 @@ func newStatusDocument(r *controlv1.StatusReply) statusDocument {
 func (a *app) printStatus(r *controlv1.StatusReply) error {
 	if err := a.print("host %d (%s) of %s\n", r.GetPid(), r.GetVersion(), r.GetCompose()); err != nil {
 		return err
+	}
+	if r.GetRejected() != "" {
+		reason := strings.ReplaceAll(strings.TrimSpace(r.GetRejected()), "\n", "\n  ")
+		if err := a.print("the newest edit is not accepted, what ran before it serves:\n  %s\n", reason); err != nil {
+			return err
+		}
 	}
 	var rows [][]string
 	for _, e := range r.GetEntries() {
