@@ -118,7 +118,11 @@ func (p *policyServer) Resolve(ctx context.Context, _ *policyv1.ResolveRequest) 
 		if !filepath.IsAbs(cwd) {
 			return nil, fault.New(codes.FailedPrecondition, "BAD_SESSION", "session %s: cwd %q is not absolute", header.GetId(), cwd)
 		}
-		root = sandbox.CanonicalPath(cwd)
+		// The header holds the canonical path of a directory. If it leads elsewhere by now, somebody who may write beside it has put a
+		// link in its place, and the session's workspace would be theirs to choose.
+		if root = sandbox.CanonicalPath(cwd); root != cwd {
+			return nil, fault.New(codes.FailedPrecondition, "BAD_SESSION", "session %s: its directory %q was replaced and leads to %q now; start a session in the one you mean", header.GetId(), cwd, root)
+		}
 	}
 	mode, source, err := p.effective(ctx)
 	if err != nil {
