@@ -38,6 +38,13 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
+	w := unstarted(t)
+	w.start()
+	return w
+}
+
+// unstarted is a world whose host is still to be started.
+func unstarted(t *testing.T) *world {
 	testenv.Require(t, "bwrap")
 	if testing.Short() {
 		t.Skip("builds plugins")
@@ -61,18 +68,34 @@ func newWorld(t *testing.T) *world {
 		}
 		log.Close()
 	})
+	return w
+}
+
+// start trusts the tree as it is and hosts it.
+func (w *world) start() {
+	w.Helper()
 	w.trust()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(w.Context(), patience)
 	defer cancel()
+	var err error
 	if w.host, err = host.Start(ctx, w.opts); err != nil {
-		t.Fatal(err)
+		w.Fatal(err)
 	}
-	t.Cleanup(func() {
+	w.Cleanup(func() {
 		if err := w.host.Stop(context.Background()); err != nil {
-			t.Error(err)
+			w.Error(err)
 		}
 	})
-	return w
+}
+
+// compose edits the compose file.
+func (w *world) compose(edit func(string) string) {
+	w.Helper()
+	text, err := os.ReadFile(w.opts.Compose)
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.save(w.opts.Compose, edit(string(text)))
 }
 
 // dir is a temp directory with a path short enough for sockets.
@@ -91,9 +114,14 @@ func dir(t *testing.T) string {
 // copyTree copies what leads to the plugins.
 func copyTree(t *testing.T, from, to string) {
 	for _, part := range []string{"go.mod", "go.sum", "compose.yml", "api", "capability", "ctxsvc", "plugin", "plugins"} {
-		if out, err := exec.Command("cp", "-r", filepath.Join(from, part), to).CombinedOutput(); err != nil {
-			t.Fatalf("copying %s: %v: %s", part, err, out)
-		}
+		copyTo(t, filepath.Join(from, part), to)
+	}
+}
+
+func copyTo(t *testing.T, from, to string) {
+	t.Helper()
+	if out, err := exec.Command("cp", "-r", from, to).CombinedOutput(); err != nil {
+		t.Fatalf("copying %s: %v: %s", from, err, out)
 	}
 }
 
