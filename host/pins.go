@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 
+	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	permissionv1 "github.com/cordon-host/cordon/api/permission/v1"
 	rules "github.com/cordon-host/cordon/capability/session"
 	"github.com/cordon-host/cordon/host/route"
@@ -68,7 +69,7 @@ func (h *Host) pinPermissions(ctx context.Context, session string) error {
 	if _, err := (resolver{h}).Resolve(route.HostEntry, "permission"); err != nil {
 		return err
 	}
-	tree := route.NewTree(route.Call{Session: session, Purpose: route.PurposePin})
+	tree := route.NewTree(route.Call{Session: session, Purpose: kernelv1.PurposePin})
 	defer h.endTree(tree)
 	_, err := permissionv1.NewPermissionClient(h.router.Conn(tree, "permission")).Pin(ctx, &permissionv1.PinRequest{})
 	return err

@@ -11,25 +11,11 @@ import (
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 )
 
-// Metadata keys of the kernel protocol; see api/kernel/v1.
-const (
-	keyLeg       = "cordon-leg"
-	keyChannel   = "cordon-channel"
-	keyCaller    = "cordon-caller"
-	keySession   = "cordon-session"
-	keyAgent     = "cordon-agent"
-	keyTurn      = "cordon-turn"
-	keyCall      = "cordon-call"
-	keyProvides  = "cordon-provides"
-	keyPurpose   = "cordon-purpose"
-	keyAuthority = "cordon-authority"
-)
-
 // Call is what the host says about the call being served. A plugin cannot forge any of it.
 type Call struct {
 	Caller    string         // the entry that called, or host
 	Provides  []string       // the capabilities that entry provides to the deployment at large
-	Purpose   string         // "pin" in the tree in which the host has permission facts filled in
+	Purpose   string         // kernelv1.PurposePin, or empty
 	Session   string         // empty for a call without a session
 	Agent     string         // the identity a front end gave its client
 	Turn      int64          // the open turn, 0 for none
@@ -38,9 +24,6 @@ type Call struct {
 
 	leg string // proves, on the way back to the host, that this call is being served
 }
-
-// PurposePin is the Purpose of the call tree in which the host has a session's missing permission facts filled in.
-const PurposePin = "pin"
 
 type callKey struct{}
 
@@ -58,15 +41,15 @@ func WithCall(ctx context.Context, call Call) context.Context {
 
 // withCall reads the host's stamp from a lookup of metadata keys.
 func withCall(ctx context.Context, get func(key string) string) context.Context {
-	turn, _ := strconv.ParseInt(get(keyTurn), 10, 64) // absent outside a turn
-	level := kernelv1.Level(kernelv1.Level_value[get(keyAuthority)])
+	turn, _ := strconv.ParseInt(get(kernelv1.KeyTurn), 10, 64) // absent outside a turn
+	level := kernelv1.Level(kernelv1.Level_value[get(kernelv1.KeyAuthority)])
 	var provides []string
-	if list := get(keyProvides); list != "" {
+	if list := get(kernelv1.KeyProvides); list != "" {
 		provides = strings.Split(list, ",")
 	}
 	return WithCall(ctx, Call{
-		Caller: get(keyCaller), Provides: provides, Purpose: get(keyPurpose), Session: get(keySession), Agent: get(keyAgent), Turn: turn, ID: get(keyCall),
-		Authority: level, leg: get(keyLeg),
+		Caller: get(kernelv1.KeyCaller), Provides: provides, Purpose: get(kernelv1.KeyPurpose), Session: get(kernelv1.KeySession), Agent: get(kernelv1.KeyAgent), Turn: turn, ID: get(kernelv1.KeyCall),
+		Authority: level, leg: get(kernelv1.KeyLeg),
 	})
 }
 
@@ -85,9 +68,9 @@ func incoming(ctx context.Context) context.Context {
 type channelCredentials struct{ token string }
 
 func (c channelCredentials) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
-	md := map[string]string{keyChannel: c.token}
+	md := map[string]string{kernelv1.KeyChannel: c.token}
 	if leg := Caller(ctx).leg; leg != "" {
-		md[keyLeg] = leg
+		md[kernelv1.KeyLeg] = leg
 	}
 	return md, nil
 }

@@ -122,10 +122,10 @@ type handler struct {
 // authenticate checks the generation's secret and finds the leg it acts for.
 func (h *handler) authenticate(ctx context.Context) (*Leg, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
-	if subtle.ConstantTimeCompare([]byte(first(md, keyChannel)), []byte(h.token)) != 1 {
+	if subtle.ConstantTimeCompare([]byte(first(md, kernelv1.KeyChannel)), []byte(h.token)) != 1 {
 		return nil, fault.New(codes.Unauthenticated, "BAD_CHANNEL", "call on the channel of %s without its token", h.caller.Entry)
 	}
-	token := first(md, keyLeg)
+	token := first(md, kernelv1.KeyLeg)
 	if token == "" {
 		return nil, nil
 	}
@@ -290,7 +290,7 @@ func passThrough(ctx context.Context) context.Context {
 	out := metadata.MD{}
 	for k, v := range md {
 		switch {
-		case strings.HasPrefix(k, prefix), strings.HasPrefix(k, ":"), strings.HasPrefix(k, "grpc-"):
+		case strings.HasPrefix(k, kernelv1.KeyPrefix), strings.HasPrefix(k, ":"), strings.HasPrefix(k, "grpc-"):
 		case k == "content-type", k == "user-agent", k == "te":
 		default:
 			out[k] = v

@@ -22,23 +22,6 @@ import (
 	"github.com/cordon-host/cordon/capability/fault"
 )
 
-// Metadata keys of the kernel protocol; see api/kernel/v1.
-const (
-	prefix       = "cordon-"
-	keyLeg       = "cordon-leg"
-	keyChannel   = "cordon-channel"
-	keyCaller    = "cordon-caller"
-	keySession   = "cordon-session"
-	keyAgent     = "cordon-agent"
-	keyTurn      = "cordon-turn"
-	keyCall      = "cordon-call"
-	keyHops      = "cordon-hops"
-	keyEpoch     = "cordon-epoch"
-	keyProvides  = "cordon-provides"
-	keyPurpose   = "cordon-purpose"
-	keyAuthority = "cordon-authority"
-)
-
 // HostEntry is the caller's name when the host itself calls.
 const HostEntry = "host"
 
@@ -53,11 +36,8 @@ type Call struct {
 	Turn      int64
 	Authority kernelv1.Level // of whoever asked for the tree
 	Tag       string         // the front end's own mark, repeated in questions
-	Purpose   string         // PurposePin, or empty for any other
+	Purpose   string         // kernelv1.PurposePin, or empty for any other
 }
-
-// PurposePin marks the call tree in which the host has a session's missing permission facts filled in.
-const PurposePin = "pin"
 
 // Tree is a call and everything it causes. It stays on the generations it first met, and keeps them alive until it ends.
 type Tree struct {
@@ -173,23 +153,23 @@ func (l *Leg) Path() []string { return slices.Clone(l.path) }
 // Metadata is what the serving plugin is told.
 func (l *Leg) Metadata() map[string]string {
 	md := map[string]string{
-		keyLeg: l.token, keyCaller: l.caller, keyCall: l.Tree.ID,
-		keyHops: strconv.Itoa(len(l.path)), keyAuthority: l.Tree.Authority.String(), keyEpoch: l.Tree.epoch(),
+		kernelv1.KeyLeg: l.token, kernelv1.KeyCaller: l.caller, kernelv1.KeyCall: l.Tree.ID,
+		kernelv1.KeyHops: strconv.Itoa(len(l.path)), kernelv1.KeyAuthority: l.Tree.Authority.String(), kernelv1.KeyEpoch: l.Tree.epoch(),
 	}
 	if len(l.provides) > 0 {
-		md[keyProvides] = strings.Join(l.provides, ",")
+		md[kernelv1.KeyProvides] = strings.Join(l.provides, ",")
 	}
 	if l.Tree.Purpose != "" {
-		md[keyPurpose] = l.Tree.Purpose
+		md[kernelv1.KeyPurpose] = l.Tree.Purpose
 	}
 	if l.Tree.Session != "" {
-		md[keySession] = l.Tree.Session
+		md[kernelv1.KeySession] = l.Tree.Session
 	}
 	if l.Tree.Agent != "" {
-		md[keyAgent] = l.Tree.Agent
+		md[kernelv1.KeyAgent] = l.Tree.Agent
 	}
 	if l.Tree.Turn != 0 {
-		md[keyTurn] = strconv.FormatInt(l.Tree.Turn, 10)
+		md[kernelv1.KeyTurn] = strconv.FormatInt(l.Tree.Turn, 10)
 	}
 	return md
 }

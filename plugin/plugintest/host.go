@@ -66,23 +66,23 @@ func (h *host) begin(call plugin.Call) map[string]string {
 	h.legs[leg] = call
 	h.mu.Unlock()
 	md := map[string]string{
-		"cordon-leg": leg, "cordon-caller": call.Caller, "cordon-call": call.ID,
-		"cordon-authority": call.Authority.String(),
+		kernelv1.KeyLeg: leg, kernelv1.KeyCaller: call.Caller, kernelv1.KeyCall: call.ID,
+		kernelv1.KeyAuthority: call.Authority.String(),
 	}
 	if len(call.Provides) > 0 {
-		md["cordon-provides"] = strings.Join(call.Provides, ",")
+		md[kernelv1.KeyProvides] = strings.Join(call.Provides, ",")
 	}
 	if call.Purpose != "" {
-		md["cordon-purpose"] = call.Purpose
+		md[kernelv1.KeyPurpose] = call.Purpose
 	}
 	if call.Session != "" {
-		md["cordon-session"] = call.Session
+		md[kernelv1.KeySession] = call.Session
 	}
 	if call.Agent != "" {
-		md["cordon-agent"] = call.Agent
+		md[kernelv1.KeyAgent] = call.Agent
 	}
 	if call.Turn != 0 {
-		md["cordon-turn"] = strconv.FormatInt(call.Turn, 10)
+		md[kernelv1.KeyTurn] = strconv.FormatInt(call.Turn, 10)
 	}
 	return md
 }
@@ -90,7 +90,7 @@ func (h *host) begin(call plugin.Call) map[string]string {
 // admit checks a call of the plugin and stamps it for the fake that serves it.
 func (h *host) admit(ctx context.Context, method string) (context.Context, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
-	if first(md, "cordon-channel") != h.token {
+	if first(md, kernelv1.KeyChannel) != h.token {
 		return nil, fault.New(codes.Unauthenticated, "BAD_CHANNEL", "call without the token of the channel")
 	}
 	name, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
@@ -98,7 +98,7 @@ func (h *host) admit(ctx context.Context, method string) (context.Context, error
 	if !needed && name != kernelv1.Host_ServiceDesc.ServiceName {
 		return nil, fault.New(codes.PermissionDenied, "NOT_DECLARED", "%s calls %s, which its manifest does not need; add it to Needs", h.manifest.GetName(), name)
 	}
-	leg := first(md, "cordon-leg")
+	leg := first(md, kernelv1.KeyLeg)
 	if leg == "" {
 		return plugin.WithCall(ctx, plugin.Call{Caller: h.manifest.GetName()}), nil
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	"os"
 	"path/filepath"
 	"slices"
@@ -179,7 +180,7 @@ func (p *policyServer) SetMode(ctx context.Context, r *policyv1.SetModeRequest) 
 	// Presets pin sessions that have no mode of their own, to the default if need be. What they pin comes from the deployment's
 	// file, whose owner is not there to be asked, so no authority is looked for: that was decided in their own path. A session
 	// that has a mode can be widened by presets as by anybody, with the authority of whoever asked for the call tree.
-	pin := source == "default" && call.Purpose == plugin.PurposePin && slices.Contains(call.Provides, permission.Capability)
+	pin := source == "default" && call.Purpose == kernelv1.PurposePin && slices.Contains(call.Provides, permission.Capability)
 	switch {
 	case fault.Reason(err) == "UNKNOWN_MODE":
 		from = "" // nothing is narrower than a mode nobody knows, so only authority gets out of it

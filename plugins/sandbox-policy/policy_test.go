@@ -264,7 +264,7 @@ func TestPresetsPin(t *testing.T) {
 			}
 			before := len(s.Events())
 			p, c := start(t, log)
-			ctx := p.Stamp(t.Context(), plugin.Call{Caller: "row", Provides: tt.provides, Purpose: plugin.PurposePin, Session: "s", Authority: tt.level})
+			ctx := p.Stamp(t.Context(), plugin.Call{Caller: "row", Provides: tt.provides, Purpose: kernelv1.PurposePin, Session: "s", Authority: tt.level})
 			r, err := c.SetMode(ctx, &policyv1.SetModeRequest{Mode: string(tt.to)})
 			if fault.Reason(err) != tt.reason || (err != nil) != (tt.reason != "") {
 				t.Fatalf("error %v, want %q", err, tt.reason)

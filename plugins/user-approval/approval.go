@@ -393,7 +393,7 @@ func (s *approvalServer) SetPolicy(ctx context.Context, r *approvalv1.SetPolicyR
 	// Presets pin sessions that have no policy of their own, to the default if need be. What they pin comes from the deployment's
 	// file, whose owner is not there to be asked, so no authority is looked for: that was decided in their own path. A session
 	// that has a policy can be widened by presets as by anybody, with the authority of whoever asked for the call tree.
-	pin := source == "default" && call.Purpose == plugin.PurposePin && slices.Contains(call.Provides, permission.Capability)
+	pin := source == "default" && call.Purpose == kernelv1.PurposePin && slices.Contains(call.Provides, permission.Capability)
 	switch {
 	case fault.Reason(err) == "UNKNOWN_POLICY":
 		from = approval.Never

@@ -611,7 +611,7 @@ func TestPresetsPin(t *testing.T) {
 				f.session.Record(approval.EventPolicy, approval.PolicyChange{Policy: approval.Policy(tt.from)})
 			}
 			before := len(f.session.Events())
-			ctx := f.Stamp(t.Context(), plugin.Call{Caller: "row", Provides: tt.provides, Purpose: plugin.PurposePin, Session: "s", Authority: tt.level})
+			ctx := f.Stamp(t.Context(), plugin.Call{Caller: "row", Provides: tt.provides, Purpose: kernelv1.PurposePin, Session: "s", Authority: tt.level})
 			r, err := f.client.SetPolicy(ctx, &approvalv1.SetPolicyRequest{Policy: tt.to})
 			if fault.Reason(err) != tt.reason || (err != nil) != (tt.reason != "") {
 				t.Fatalf("error %v, want %q", err, tt.reason)
