@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +13,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	policyv1 "github.com/cordon-host/cordon/api/policy/v1"
 	sessionv1 "github.com/cordon-host/cordon/api/session/v1"
 	"github.com/cordon-host/cordon/capability/approval"
