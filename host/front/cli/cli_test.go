@@ -119,6 +119,10 @@ func TestExitCodes(t *testing.T) {
 		{"preset mistyped confirmation", newFake(), "preset s1 all --confirm yes", 2, "--confirm must be danger-full-access"},
 		{"unknown preset", knob(fault.New(codes.InvalidArgument, "UNKNOWN_PRESET", "unknown preset \"x\" (available: a, b)")), "preset s1 x", 2, "cordon: error: unknown preset \"x\" (available: a, b)\n"},
 		{"preset without authority", knob(fault.New(codes.PermissionDenied, "AUTHORITY_REQUIRED", "not you")), "preset s1 all", 1, "cordon: error: not you\ncordon: hint: repeat with --code and the one-use code of the running host; danger-full-access also takes --confirm danger-full-access\n"},
+		{"reload", f(func(f *fake) { f.running = true }), "reload good", 0, ""},
+		{"reload what is broken", f(func(f *fake) { f.running = true }), "reload broken", 1, "cordon: error: broken does not build\n"},
+		{"reload nothing", f(func(f *fake) { f.running = true }), "reload x", 1, "entry \"x\" is not in the composition"},
+		{"reload without a host", newFake(), "reload good", 1, "cordon: hint: cordon up starts one\n"},
 		{"prompt of no such session", newFake(), "prompt s9", 1, "session \"s9\" does not exist"},
 		{"no runner", f(func(f *fake) { f.inspect = &sandboxv1.InspectReply{} }), "doctor", 4, ""},
 

@@ -241,6 +241,16 @@ func (f *fake) Prompt(_ context.Context, r *controlv1.PromptRequest) (*controlv1
 	return f.prompts[r.GetSession()], nil
 }
 
+func (f *fake) Reload(_ context.Context, r *controlv1.ReloadRequest) (*controlv1.ReloadReply, error) {
+	switch r.GetEntry() {
+	case "good":
+		return &controlv1.ReloadReply{Generation: 2, Digest: "abc", Changed: true}, nil
+	case "broken":
+		return nil, fault.New(codes.FailedPrecondition, "NOT_ACCEPTED", "broken does not build")
+	}
+	return nil, fault.New(codes.NotFound, "NO_ENTRY", "entry %q is not in the composition; see `cordon status`", r.GetEntry())
+}
+
 func (f *fake) Confine(_ context.Context, r *controlv1.ConfineRequest) (*sandboxv1.ConfineReply, error) {
 	return f.confine(r)
 }
