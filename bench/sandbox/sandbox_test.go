@@ -64,7 +64,7 @@ func start(b *testing.B) *provider {
 
 	g, err := process.Start(b.Context(), process.Spec{
 		Unconfined: true, // as its row grants it
-		Entry: "sandbox", Path: exe, Digest: hex.EncodeToString(digest[:]), Dir: dir, RunDir: dir,
+		Entry:      "sandbox", Path: exe, Digest: hex.EncodeToString(digest[:]), Dir: dir, RunDir: dir,
 		Env: process.Environment(nil), Log: slog.New(slog.DiscardHandler),
 	})
 	must(b, err)
