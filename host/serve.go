@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,10 +16,12 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
 	controlv1 "github.com/cordon-host/cordon/api/control/v1"
+	"github.com/cordon-host/cordon/capability/fault"
 	"github.com/cordon-host/cordon/host/front/control"
 	"github.com/cordon-host/cordon/host/route"
 	"github.com/cordon-host/cordon/host/trust"
@@ -131,9 +134,25 @@ func (h *Host) serve() error {
 }
 
 func (h *Host) controlServer() *grpc.Server {
-	s := grpc.NewServer(grpc.MaxRecvMsgSize(route.MaxMessageSize), grpc.MaxSendMsgSize(route.MaxMessageSize))
+	s := grpc.NewServer(grpc.MaxRecvMsgSize(route.MaxMessageSize), grpc.MaxSendMsgSize(route.MaxMessageSize),
+		grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (reply any, err error) {
+			defer h.contain(info.FullMethod, &err)
+			return next(ctx, req)
+		}),
+		grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
+			defer h.contain(info.FullMethod, &err)
+			return next(srv, stream)
+		}))
 	controlv1.RegisterControlServer(s, controlServer{h: h})
 	return s
+}
+
+// contain makes a panic of one call an error of that call: it must not end every session.
+func (h *Host) contain(method string, err *error) {
+	if p := recover(); p != nil {
+		h.log.Error("control call panicked", "method", method, "panic", p, "stack", string(debug.Stack()))
+		*err = fault.New(codes.Internal, "PANIC", "%s panicked: %v; the host's log has the stack", method, p)
+	}
 }
 
 func ignoreMissing(err error) error {

@@ -3,11 +3,13 @@ package tools
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -129,6 +131,9 @@ func (t *tool) checkArguments(raw []byte) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("invalid arguments: %w", err)
 	}
+	if err := checkNumbers(doc, ""); err != nil {
+		return nil, fmt.Errorf("invalid arguments: %w", err)
+	}
 	var invalid *jsonschema.ValidationError
 	if err := t.schema.Validate(doc); errors.As(err, &invalid) {
 		return nil, fmt.Errorf("invalid arguments: %s", strings.Join(leaves(invalid), "; "))
@@ -136,6 +141,39 @@ func (t *tool) checkArguments(raw []byte) ([]byte, error) {
 		return nil, fmt.Errorf("invalid arguments: %w", err)
 	}
 	return canonical, nil
+}
+
+// Bounds of numbers in arguments: what a schema compares exactly must not cost more than it is worth, and the schema library cannot
+// read exponents far outside of a float64's.
+const (
+	maxDigits   = 400 // characters of one number
+	maxExponent = 400
+)
+
+// checkNumbers refuses numbers beyond those bounds, and names the field.
+func checkNumbers(v any, field string) error {
+	join := func(part string) string { return strings.TrimPrefix(field+"."+part, ".") }
+	switch v := v.(type) {
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			if err := checkNumbers(v[key], join(key)); err != nil {
+				return err
+			}
+		}
+	case []any:
+		for i, x := range v {
+			if err := checkNumbers(x, join(strconv.Itoa(i))); err != nil {
+				return err
+			}
+		}
+	case json.Number:
+		_, exponent, _ := strings.Cut(strings.ToLower(v.String()), "e")
+		n, err := strconv.Atoi(cmp.Or(exponent, "0"))
+		if len(v) > maxDigits || err != nil || n > maxExponent || n < -maxExponent {
+			return fmt.Errorf("%s: number has too many digits or too large an exponent", field)
+		}
+	}
+	return nil
 }
 
 // checkText looks at what can be said before parsing.
