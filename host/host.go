@@ -174,6 +174,7 @@ func prepare(o Options) (*Host, error) {
 		widestDefault: sandbox.ReadOnly,
 		bus:           bus.New(), grants: grant.NewStore(), inbox: inbox.New(), tools: tools.NewRegistry(),
 	}
+	h.reload.ask, h.reload.pins = make(chan chan error), make(chan struct{}, 1)
 	h.log = slog.New(slog.NewTextHandler(o.Log, &slog.HandlerOptions{Level: o.LogLevel}))
 	h.logLevel = strings.ToLower(o.LogLevel.String())
 	h.hclog = hclog.New(&hclog.LoggerOptions{Output: o.Log, Level: hclog.LevelFromString(h.logLevel), DisableTime: false})

@@ -64,7 +64,6 @@ func (h *Host) watch() error {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	h.reload.watcher, h.reload.stop = w, stop
-	h.reload.ask, h.reload.pins = make(chan chan error), make(chan struct{}, 1)
 	h.defer_(func(ctx context.Context) error {
 		stop()
 		err := w.Close(ctx)
