@@ -365,6 +365,10 @@ func (h *Host) swap(ctx context.Context, e *entry, next runnable) error {
 	if g.provider.Offers("permission") {
 		h.lookAtPins()
 	}
+	// Where the facts are others, dependents are applied again; the next row is looked at when they are.
+	if err := h.root.Quiesce(ctx); err != nil {
+		return err
+	}
 	h.log.Info("swapped", "entry", e.id, "generation", g.provider.Generation, "digest", next.digest)
 	return h.pins.add(ctx, rules.Pin{
 		Entry: e.id, Version: next.manifest.GetVersion(), Digest: next.digest, Generation: int64(g.provider.Generation), Reason: "reload",
