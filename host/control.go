@@ -510,6 +510,8 @@ func (e *entry) status() *controlv1.EntryStatus {
 			out.Tools = append(out.Tools, t.GetName())
 		}
 		out.StartedMs = g.started.UnixMilli()
+	} else if out.State == "active" {
+		out.State = "restarting" // the row stands, its process is on its way back
 	} else if out.Problem == "" && len(waiting) > 0 {
 		out.Problem = "waits for " + strings.Join(slices.Sorted(slices.Values(waiting)), ", ")
 	}
