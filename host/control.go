@@ -489,7 +489,11 @@ func (e *entry) status() *controlv1.EntryStatus {
 	what := e.now()
 	out := &controlv1.EntryStatus{
 		Id: e.id, Plugin: what.manifest.GetName(), Version: what.manifest.GetVersion(), Digest: what.digest, Place: what.place(),
-		State: strings.ToLower(e.mount().State().String()),
+		State: "pending",
+	}
+	var waiting []string
+	if f := e.mount(); f != nil { // a row that is being added has none yet
+		out.State, waiting = strings.ToLower(f.State().String()), f.Waiting()
 	}
 	for _, o := range what.manifest.GetOffers() {
 		out.Provides = append(out.Provides, o.GetCapability())
@@ -500,7 +504,6 @@ func (e *entry) status() *controlv1.EntryStatus {
 	for _, l := range what.manifest.GetListeners() {
 		out.Listens = append(out.Listens, l.GetEvent())
 	}
-	waiting := e.mount().Waiting()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	out.Problem, out.Draining = e.problem, int64(len(e.draining))
