@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -102,14 +101,10 @@ func (h *Host) serve() error {
 	h.stopping, stop = context.WithCancel(context.Background())
 	h.drain = func(ctx context.Context) {
 		stop()
-		drained := make(chan struct{})
-		go func() { others.GracefulStop(); close(drained) }() // ends when the servers are stopped at the latest
-		t := time.NewTimer(drainTimeout)
-		defer t.Stop()
-		select {
-		case <-drained:
-		case <-t.C:
-		case <-ctx.Done():
+		ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+		defer cancel()
+		if err := socket.Leave(ctx); err != nil {
+			h.log.Warn("calls of others were cut off", "reason", err)
 		}
 	}
 	h.defer_(func(context.Context) error {
@@ -191,13 +186,35 @@ func Dial(ctx context.Context, o Options) (controlv1.ControlClient, io.Closer, e
 	if err != nil {
 		return nil, nil, &EnvironmentError{fmt.Errorf("control socket: %w", err)}
 	}
-	_ = probe.Close() // it was only to see whether somebody listens
-	conn, err := grpc.NewClient("unix:"+path,
+	// A host that is about to stop waits for those who are connected, so this connection is the one to keep.
+	first := make(chan net.Conn, 1)
+	first <- probe
+	conn, err := grpc.NewClient("passthrough:control",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			select {
+			case c := <-first:
+				return c, nil
+			default:
+				return d.DialContext(ctx, "unix", path)
+			}
+		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(route.MaxMessageSize), grpc.MaxCallSendMsgSize(route.MaxMessageSize)),
 	)
 	if err != nil {
-		return nil, nil, &EnvironmentError{err}
+		return nil, nil, &EnvironmentError{errors.Join(err, probe.Close())}
 	}
-	return controlv1.NewControlClient(conn), conn, nil
+	return controlv1.NewControlClient(conn), dialed{conn, probe}, nil
+}
+
+// dialed is a connection and what it is made of, which gRPC does not know before the first call.
+type dialed struct {
+	conn  *grpc.ClientConn
+	probe net.Conn
+}
+
+func (d dialed) Close() error {
+	err := d.conn.Close()
+	_ = d.probe.Close() // the connection has closed it, if it ever used it
+	return err
 }

@@ -6,6 +6,7 @@ package control
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,7 +24,7 @@ import (
 const SocketName = "control.sock"
 
 // Listen makes the control socket. Connections that do not pass Inspect are closed unread and logged.
-func Listen(path string, log *slog.Logger) (net.Listener, error) {
+func Listen(path string, log *slog.Logger) (*Listener, error) {
 	// The caller holds the deployment's lock, so a socket that is there is a dead host's.
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("control socket: %w", err)
@@ -34,15 +36,81 @@ func Listen(path string, log *slog.Logger) (net.Listener, error) {
 	if err := os.Chmod(path, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("control socket: %w", err), l.Close())
 	}
-	return &listener{l, log}, nil
+	l.SetUnlinkOnClose(false) // Leave takes the name away, earlier than that
+	return &Listener{UnixListener: l, path: path, log: log, changed: make(chan struct{})}, nil
 }
 
-type listener struct {
+// Listener is the control socket with those who are connected to it.
+type Listener struct {
 	*net.UnixListener
-	log *slog.Logger
+	path string
+	log  *slog.Logger
+
+	mu      sync.Mutex
+	open    int
+	changed chan struct{} // closed and replaced when a connection ends
 }
 
-func (l *listener) Accept() (net.Conn, error) {
+// Leave closes the door behind those who are inside: nobody finds the socket any more, everybody who found it before is served, and
+// Leave returns when the last of them is gone or ctx ends. The caller goes on accepting meanwhile.
+func (l *Listener) Leave(ctx context.Context) error {
+	aside := l.path + ".closing"
+	if err := os.Rename(l.path, aside); err != nil {
+		return fmt.Errorf("control socket: %w", err)
+	}
+	defer os.Remove(aside)
+	// Connections are accepted in their order: when this one is served, everybody who came before it is inside. A server speaks first.
+	var d net.Dialer
+	last, err := d.DialContext(ctx, "unix", aside)
+	if err != nil {
+		return fmt.Errorf("control socket: %w", err)
+	}
+	defer context.AfterFunc(ctx, func() { _ = last.Close() })()
+	_, err = last.Read(make([]byte, 1))
+	if err := errors.Join(err, last.Close()); err != nil {
+		return fmt.Errorf("control socket: %w", err)
+	}
+	for {
+		l.mu.Lock()
+		open, changed := l.open, l.changed
+		l.mu.Unlock()
+		if open == 0 {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// guest is a connection that is counted.
+type guest struct {
+	net.Conn
+	left func()
+}
+
+func (g guest) Close() error {
+	defer g.left()
+	return g.Conn.Close()
+}
+
+func (l *Listener) welcome(c net.Conn) net.Conn {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open++
+	return guest{c, sync.OnceFunc(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.open--
+		close(l.changed)
+		l.changed = make(chan struct{})
+	})}
+}
+
+// Accept waits for the next connection that passes Inspect.
+func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.AcceptUnix()
 		if err != nil {
@@ -53,7 +121,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			_ = c.Close() // nothing was read or written
 			continue
 		}
-		return c, nil
+		return l.welcome(c), nil
 	}
 }
 
