@@ -61,24 +61,36 @@ func (r bwrapRunner) probe(ctx context.Context) (confiner, *sandboxv1.RunnerRepo
 	}
 	b := &bwrap{in: r.in, path: path, seccomp: program}
 	report.Version = bwrapVersion(ctx, path)
-	reply, err := b.confine(request{argv: []string{"/bin/sh", "-c", "exit 0"}, cwd: "/", mode: sandbox.ReadOnly, root: "/"})
-	if err != nil {
-		return refuse(err.Error(), "")
+	for trial := 1; ; trial++ {
+		reply, err := b.confine(request{argv: []string{"/bin/sh", "-c", "exit 0"}, cwd: "/", mode: sandbox.ReadOnly, root: "/"})
+		if err != nil {
+			return refuse(err.Error(), "")
+		}
+		result, stderr, err := runTrial(ctx, launch.Spec{Launch: reply.GetLaunch(), Env: []string{"PATH=/usr/bin:/bin"}})
+		switch {
+		case err != nil:
+			return refuse(err.Error(), "")
+		case errors.Is(result.Cause, context.DeadlineExceeded):
+			return refuse("the trial run did not end in time", "raise probeTimeoutMs if this machine is that slow")
+		case result.Cause != nil:
+			return refuse("the trial run was ended: "+result.Cause.Error(), "")
+		case result.Code == 0:
+			return b, report
+		case strings.Contains(stderr, vanished) && trial < maxTrials:
+			continue
+		}
+		reason, fix := diagnose(stderr, result)
+		return refuse(reason, fix)
 	}
-	result, stderr, err := runTrial(ctx, launch.Spec{Launch: reply.GetLaunch(), Env: []string{"PATH=/usr/bin:/bin"}})
-	switch {
-	case err != nil:
-		return refuse(err.Error(), "")
-	case errors.Is(result.Cause, context.DeadlineExceeded):
-		return refuse("the trial run did not end in time", "raise probeTimeoutMs if this machine is that slow")
-	case result.Cause != nil:
-		return refuse("the trial run was ended: "+result.Cause.Error(), "")
-	case result.Code == 0:
-		return b, report
-	}
-	reason, fix := diagnose(stderr, result)
-	return refuse(reason, fix)
 }
+
+// vanished is how bubblewrap says that something to be covered is gone, which a socket of another program may be in the moment between
+// the look and the mount. It says nothing about whether this machine can confine, so the trial is made again, and as the verdict is kept
+// it must not hang on one bad moment.
+const (
+	vanished  = "Can't create file at"
+	maxTrials = 5
+)
 
 func runTrial(ctx context.Context, spec launch.Spec) (launch.Result, string, error) {
 	tail, err := launch.NewTail(4096, launch.Spill{})
