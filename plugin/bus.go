@@ -133,9 +133,12 @@ func (b *bus) run(ctx context.Context, id uint64, d *dispatch, f *kernelv1.Dispa
 			err = fault.New(codes.Internal, "PANIC", "listener for %s panicked: %v", f.GetEvent(), p)
 		}
 	}()
-	l, ok := b.plugin.listeners[f.GetListener()]
+	if len(f.GetListeners()) != 1 {
+		return nil, fault.New(codes.InvalidArgument, "NO_LISTENER", "dispatch of %s names %d listeners, want one", f.GetEvent(), len(f.GetListeners()))
+	}
+	l, ok := b.plugin.listeners[f.GetListeners()[0]]
 	if !ok || l.decl.GetEvent() != f.GetEvent() {
-		return nil, fault.New(codes.NotFound, "NO_LISTENER", "listener %d for %s is not registered", f.GetListener(), f.GetEvent())
+		return nil, fault.New(codes.NotFound, "NO_LISTENER", "listener %d for %s is not registered", f.GetListeners()[0], f.GetEvent())
 	}
 	var asked sync.Once
 	return l.call(ctx, f.GetPayload(), func(ctx context.Context, payload []byte) (reply []byte, err error) {

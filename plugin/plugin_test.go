@@ -223,7 +223,7 @@ func TestPanicOfOneCallIsContained(t *testing.T) {
 	if fault.Reason(err) != "PANIC" || status.Code(err) != codes.Internal {
 		t.Errorf("err = %v", err)
 	}
-	if _, err := kernel.Health(t.Context(), &kernelv1.HealthRequest{}); err != nil {
+	if _, err := kernel.Describe(t.Context(), &kernelv1.DescribeRequest{}); err != nil {
 		t.Errorf("the panic ended the plugin: %v", err)
 	}
 }

@@ -164,10 +164,6 @@ func (s *Server) Activate(context.Context, *kernelv1.ActivateRequest) (*kernelv1
 	return &kernelv1.ActivateReply{}, nil
 }
 
-func (s *Server) Health(context.Context, *kernelv1.HealthRequest) (*kernelv1.HealthReply, error) {
-	return &kernelv1.HealthReply{}, nil
-}
-
 func (s *Server) Drain(ctx context.Context, _ *kernelv1.DrainRequest) (*kernelv1.DrainReply, error) {
 	s.drainMu.Lock()
 	s.draining.Store(true)

@@ -108,7 +108,7 @@ func (l *Link) dispatch(ctx context.Context, leg *route.Leg, decl *kernelv1.List
 		l.mu.Unlock()
 	}()
 	if err := l.send(&kernelv1.HostFrame{Id: id, Frame: &kernelv1.HostFrame_Dispatch{Dispatch: &kernelv1.Dispatch{
-		Event: decl.GetEvent(), Listener: decl.GetIndex(), Payload: payload, Metadata: leg.Metadata(),
+		Event: decl.GetEvent(), Listeners: []uint32{decl.GetIndex()}, Payload: payload, Metadata: leg.Metadata(),
 	}}}); err != nil {
 		return nil, err
 	}

@@ -328,7 +328,7 @@ func Dispatch[Q, A proto.Message](ctx context.Context, i *Plugin, call plugin.Ca
 	}
 	const id = 1 // the only dispatch of this stream
 	err = stream.Send(&kernelv1.HostFrame{Id: id, Frame: &kernelv1.HostFrame_Dispatch{Dispatch: &kernelv1.Dispatch{
-		Event: ev.Name, Listener: index, Payload: payload, Metadata: i.host.begin(call),
+		Event: ev.Name, Listeners: []uint32{index}, Payload: payload, Metadata: i.host.begin(call),
 	}}})
 	if err != nil {
 		return none, err

@@ -97,8 +97,8 @@ type Listener_Kind int32
 
 const (
 	Listener_KIND_UNSPECIFIED Listener_Kind = 0
-	Listener_TAP              Listener_Kind = 1 // observes; its result is ignored
-	Listener_MAP              Listener_Kind = 2 // value in, value out
+	Listener_TAP              Listener_Kind = 1 // observes; what it returns counts for nothing
+	Listener_MAP              Listener_Kind = 2 // passes the request on, changed or not, or answers it
 	Listener_AROUND           Listener_Kind = 3 // gets next
 )
 
@@ -145,14 +145,63 @@ func (Listener_Kind) EnumDescriptor() ([]byte, []int) {
 	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{5, 0}
 }
 
+type EventDecl_Overflow int32
+
+const (
+	EventDecl_BLOCK       EventDecl_Overflow = 0 // the emitter waits
+	EventDecl_DROP_OLDEST EventDecl_Overflow = 1 // the oldest one waiting is dropped and counted
+	EventDecl_FAIL        EventDecl_Overflow = 2 // the emission fails
+)
+
+// Enum value maps for EventDecl_Overflow.
+var (
+	EventDecl_Overflow_name = map[int32]string{
+		0: "BLOCK",
+		1: "DROP_OLDEST",
+		2: "FAIL",
+	}
+	EventDecl_Overflow_value = map[string]int32{
+		"BLOCK":       0,
+		"DROP_OLDEST": 1,
+		"FAIL":        2,
+	}
+)
+
+func (x EventDecl_Overflow) Enum() *EventDecl_Overflow {
+	p := new(EventDecl_Overflow)
+	*p = x
+	return p
+}
+
+func (x EventDecl_Overflow) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (EventDecl_Overflow) Descriptor() protoreflect.EnumDescriptor {
+	return file_cordon_kernel_v1_kernel_proto_enumTypes[2].Descriptor()
+}
+
+func (EventDecl_Overflow) Type() protoreflect.EnumType {
+	return &file_cordon_kernel_v1_kernel_proto_enumTypes[2]
+}
+
+func (x EventDecl_Overflow) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use EventDecl_Overflow.Descriptor instead.
+func (EventDecl_Overflow) EnumDescriptor() ([]byte, []int) {
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{6, 0}
+}
+
 type EmitRequest_Mode int32
 
 const (
 	EmitRequest_MODE_UNSPECIFIED EmitRequest_Mode = 0
-	EmitRequest_EMIT             EmitRequest_Mode = 1 // ordered, not awaited
-	EmitRequest_PARALLEL         EmitRequest_Mode = 2 // all at once, awaited
-	EmitRequest_SERIAL           EmitRequest_Mode = 3 // one by one, awaited, stops at the first answer
-	EmitRequest_WATERFALL        EmitRequest_Mode = 4 // around
+	EmitRequest_EMIT             EmitRequest_Mode = 1 // in order, not awaited
+	EmitRequest_PARALLEL         EmitRequest_Mode = 2 // all at once, awaited; there is no answer
+	EmitRequest_SERIAL           EmitRequest_Mode = 3 // one by one, awaited, up to the first answer; bail of the container, which cannot be told from it across processes
+	EmitRequest_WATERFALL        EmitRequest_Mode = 4 // listeners around each other, base innermost
 )
 
 // Enum value maps for EmitRequest_Mode.
@@ -184,11 +233,11 @@ func (x EmitRequest_Mode) String() string {
 }
 
 func (EmitRequest_Mode) Descriptor() protoreflect.EnumDescriptor {
-	return file_cordon_kernel_v1_kernel_proto_enumTypes[2].Descriptor()
+	return file_cordon_kernel_v1_kernel_proto_enumTypes[3].Descriptor()
 }
 
 func (EmitRequest_Mode) Type() protoreflect.EnumType {
-	return &file_cordon_kernel_v1_kernel_proto_enumTypes[2]
+	return &file_cordon_kernel_v1_kernel_proto_enumTypes[3]
 }
 
 func (x EmitRequest_Mode) Number() protoreflect.EnumNumber {
@@ -197,7 +246,7 @@ func (x EmitRequest_Mode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EmitRequest_Mode.Descriptor instead.
 func (EmitRequest_Mode) EnumDescriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{28, 0}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{32, 0}
 }
 
 type DescribeRequest struct {
@@ -646,7 +695,9 @@ type EventDecl struct {
 	FailClosed bool `protobuf:"varint,4,opt,name=fail_closed,json=failClosed,proto3" json:"fail_closed,omitempty"`
 	// next carries the request as it was emitted; a listener that passes on anything else fails the dispatch. For
 	// questions: what a person answers must be what was asked.
-	FixedRequest  bool `protobuf:"varint,5,opt,name=fixed_request,json=fixedRequest,proto3" json:"fixed_request,omitempty"`
+	FixedRequest bool `protobuf:"varint,5,opt,name=fixed_request,json=fixedRequest,proto3" json:"fixed_request,omitempty"`
+	// What happens to an emission, which nobody waits for, when a listener's queue is full.
+	Overflow      EventDecl_Overflow `protobuf:"varint,6,opt,name=overflow,proto3,enum=cordon.kernel.v1.EventDecl_Overflow" json:"overflow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -714,6 +765,13 @@ func (x *EventDecl) GetFixedRequest() bool {
 		return x.FixedRequest
 	}
 	return false
+}
+
+func (x *EventDecl) GetOverflow() EventDecl_Overflow {
+	if x != nil {
+		return x.Overflow
+	}
+	return EventDecl_BLOCK
 }
 
 type SetupRequest struct {
@@ -1177,78 +1235,6 @@ func (*ActivateReply) Descriptor() ([]byte, []int) {
 	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{13}
 }
 
-type HealthRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *HealthRequest) Reset() {
-	*x = HealthRequest{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[14]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *HealthRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*HealthRequest) ProtoMessage() {}
-
-func (x *HealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[14]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use HealthRequest.ProtoReflect.Descriptor instead.
-func (*HealthRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{14}
-}
-
-type HealthReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *HealthReply) Reset() {
-	*x = HealthReply{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[15]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *HealthReply) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*HealthReply) ProtoMessage() {}
-
-func (x *HealthReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[15]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use HealthReply.ProtoReflect.Descriptor instead.
-func (*HealthReply) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{15}
-}
-
 type DrainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1257,7 +1243,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[16]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1269,7 +1255,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[16]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1282,7 +1268,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{16}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{14}
 }
 
 type DrainReply struct {
@@ -1293,7 +1279,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[17]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1305,7 +1291,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[17]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1318,7 +1304,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{17}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{15}
 }
 
 type StopRequest struct {
@@ -1329,7 +1315,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[18]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1341,7 +1327,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[18]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1354,7 +1340,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{18}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{16}
 }
 
 type StopReply struct {
@@ -1365,7 +1351,7 @@ type StopReply struct {
 
 func (x *StopReply) Reset() {
 	*x = StopReply{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[19]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1377,7 +1363,7 @@ func (x *StopReply) String() string {
 func (*StopReply) ProtoMessage() {}
 
 func (x *StopReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[19]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1390,7 +1376,348 @@ func (x *StopReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopReply.ProtoReflect.Descriptor instead.
 func (*StopReply) Descriptor() ([]byte, []int) {
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{17}
+}
+
+type HostControl struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Frame:
+	//
+	//	*HostControl_LogLevel
+	//	*HostControl_Beat
+	Frame         isHostControl_Frame `protobuf_oneof:"frame"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostControl) Reset() {
+	*x = HostControl{}
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostControl) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostControl) ProtoMessage() {}
+
+func (x *HostControl) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostControl.ProtoReflect.Descriptor instead.
+func (*HostControl) Descriptor() ([]byte, []int) {
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *HostControl) GetFrame() isHostControl_Frame {
+	if x != nil {
+		return x.Frame
+	}
+	return nil
+}
+
+func (x *HostControl) GetLogLevel() *LogLevel {
+	if x != nil {
+		if x, ok := x.Frame.(*HostControl_LogLevel); ok {
+			return x.LogLevel
+		}
+	}
+	return nil
+}
+
+func (x *HostControl) GetBeat() *Beat {
+	if x != nil {
+		if x, ok := x.Frame.(*HostControl_Beat); ok {
+			return x.Beat
+		}
+	}
+	return nil
+}
+
+type isHostControl_Frame interface {
+	isHostControl_Frame()
+}
+
+type HostControl_LogLevel struct {
+	LogLevel *LogLevel `protobuf:"bytes,1,opt,name=log_level,json=logLevel,proto3,oneof"`
+}
+
+type HostControl_Beat struct {
+	Beat *Beat `protobuf:"bytes,2,opt,name=beat,proto3,oneof"`
+}
+
+func (*HostControl_LogLevel) isHostControl_Frame() {}
+
+func (*HostControl_Beat) isHostControl_Frame() {}
+
+type PluginControl struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Frame:
+	//
+	//	*PluginControl_Log
+	//	*PluginControl_Beat
+	Frame         isPluginControl_Frame `protobuf_oneof:"frame"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PluginControl) Reset() {
+	*x = PluginControl{}
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PluginControl) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PluginControl) ProtoMessage() {}
+
+func (x *PluginControl) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PluginControl.ProtoReflect.Descriptor instead.
+func (*PluginControl) Descriptor() ([]byte, []int) {
 	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PluginControl) GetFrame() isPluginControl_Frame {
+	if x != nil {
+		return x.Frame
+	}
+	return nil
+}
+
+func (x *PluginControl) GetLog() *LogRecord {
+	if x != nil {
+		if x, ok := x.Frame.(*PluginControl_Log); ok {
+			return x.Log
+		}
+	}
+	return nil
+}
+
+func (x *PluginControl) GetBeat() *Beat {
+	if x != nil {
+		if x, ok := x.Frame.(*PluginControl_Beat); ok {
+			return x.Beat
+		}
+	}
+	return nil
+}
+
+type isPluginControl_Frame interface {
+	isPluginControl_Frame()
+}
+
+type PluginControl_Log struct {
+	Log *LogRecord `protobuf:"bytes,1,opt,name=log,proto3,oneof"`
+}
+
+type PluginControl_Beat struct {
+	Beat *Beat `protobuf:"bytes,2,opt,name=beat,proto3,oneof"`
+}
+
+func (*PluginControl_Log) isPluginControl_Frame() {}
+
+func (*PluginControl_Beat) isPluginControl_Frame() {}
+
+// LogLevel is the level below which the host wants no records from now on: trace, debug, info, warn, error.
+type LogLevel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Level         string                 `protobuf:"bytes,1,opt,name=level,proto3" json:"level,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogLevel) Reset() {
+	*x = LogLevel{}
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogLevel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogLevel) ProtoMessage() {}
+
+func (x *LogLevel) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogLevel.ProtoReflect.Descriptor instead.
+func (*LogLevel) Descriptor() ([]byte, []int) {
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *LogLevel) GetLevel() string {
+	if x != nil {
+		return x.Level
+	}
+	return ""
+}
+
+// Beat asks a plugin whether it still answers. It sends the same number back, at once.
+type Beat struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Beat) Reset() {
+	*x = Beat{}
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Beat) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Beat) ProtoMessage() {}
+
+func (x *Beat) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Beat.ProtoReflect.Descriptor instead.
+func (*Beat) Descriptor() ([]byte, []int) {
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Beat) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+// LogRecord is one record of a plugin's log.
+type LogRecord struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	TimeUnixNano int64                  `protobuf:"varint,1,opt,name=time_unix_nano,json=timeUnixNano,proto3" json:"time_unix_nano,omitempty"`
+	Level        string                 `protobuf:"bytes,2,opt,name=level,proto3" json:"level,omitempty"` // trace, debug, info, warn, error
+	Message      string                 `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	Attributes   []byte                 `protobuf:"bytes,4,opt,name=attributes,proto3" json:"attributes,omitempty"` // a JSON object
+	// How many records the plugin dropped before this one because they came faster than they were taken.
+	Dropped uint64 `protobuf:"varint,5,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	// Message or attributes were longer than a record may be, and were cut.
+	Truncated     bool `protobuf:"varint,6,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogRecord) Reset() {
+	*x = LogRecord{}
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogRecord) ProtoMessage() {}
+
+func (x *LogRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogRecord.ProtoReflect.Descriptor instead.
+func (*LogRecord) Descriptor() ([]byte, []int) {
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *LogRecord) GetTimeUnixNano() int64 {
+	if x != nil {
+		return x.TimeUnixNano
+	}
+	return 0
+}
+
+func (x *LogRecord) GetLevel() string {
+	if x != nil {
+		return x.Level
+	}
+	return ""
+}
+
+func (x *LogRecord) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *LogRecord) GetAttributes() []byte {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *LogRecord) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *LogRecord) GetTruncated() bool {
+	if x != nil {
+		return x.Truncated
+	}
+	return false
 }
 
 type HostFrame struct {
@@ -1408,7 +1735,7 @@ type HostFrame struct {
 
 func (x *HostFrame) Reset() {
 	*x = HostFrame{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[20]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1420,7 +1747,7 @@ func (x *HostFrame) String() string {
 func (*HostFrame) ProtoMessage() {}
 
 func (x *HostFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[20]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1433,7 +1760,7 @@ func (x *HostFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFrame.ProtoReflect.Descriptor instead.
 func (*HostFrame) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{20}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HostFrame) GetId() uint64 {
@@ -1506,6 +1833,7 @@ type PluginFrame struct {
 	//
 	//	*PluginFrame_Next
 	//	*PluginFrame_Done
+	//	*PluginFrame_Credit
 	Frame         isPluginFrame_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1513,7 +1841,7 @@ type PluginFrame struct {
 
 func (x *PluginFrame) Reset() {
 	*x = PluginFrame{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[21]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1853,7 @@ func (x *PluginFrame) String() string {
 func (*PluginFrame) ProtoMessage() {}
 
 func (x *PluginFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[21]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1866,7 @@ func (x *PluginFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginFrame.ProtoReflect.Descriptor instead.
 func (*PluginFrame) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{21}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PluginFrame) GetId() uint64 {
@@ -1573,6 +1901,15 @@ func (x *PluginFrame) GetDone() *Done {
 	return nil
 }
 
+func (x *PluginFrame) GetCredit() *Credit {
+	if x != nil {
+		if x, ok := x.Frame.(*PluginFrame_Credit); ok {
+			return x.Credit
+		}
+	}
+	return nil
+}
+
 type isPluginFrame_Frame interface {
 	isPluginFrame_Frame()
 }
@@ -1585,24 +1922,32 @@ type PluginFrame_Done struct {
 	Done *Done `protobuf:"bytes,3,opt,name=done,proto3,oneof"`
 }
 
+type PluginFrame_Credit struct {
+	Credit *Credit `protobuf:"bytes,4,opt,name=credit,proto3,oneof"`
+}
+
 func (*PluginFrame_Next) isPluginFrame_Frame() {}
 
 func (*PluginFrame_Done) isPluginFrame_Frame() {}
 
+func (*PluginFrame_Credit) isPluginFrame_Frame() {}
+
+// Dispatch runs a segment: listeners of one plugin that are neighbours in the chain, in this order.
 type Dispatch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Event         string                 `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
-	Listener      uint32                 `protobuf:"varint,2,opt,name=listener,proto3" json:"listener,omitempty"` // Listener.index
+	Listeners     []uint32               `protobuf:"varint,2,rep,packed,name=listeners,proto3" json:"listeners,omitempty"` // Listener.index
 	Payload       []byte                 `protobuf:"bytes,3,opt,name=payload,proto3" json:"payload,omitempty"`
 	Metadata      map[string]string      `protobuf:"bytes,4,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // the stamped keys of a call
-	BudgetMs      int64                  `protobuf:"varint,5,opt,name=budget_ms,json=budgetMs,proto3" json:"budget_ms,omitempty"`                                                          // how long the listener may take, 0 for no limit
+	BudgetMs      int64                  `protobuf:"varint,5,opt,name=budget_ms,json=budgetMs,proto3" json:"budget_ms,omitempty"`                                                          // how long the segment may take, without the time it waits for the rest of the chain; 0 for no limit
+	Mode          EmitRequest_Mode       `protobuf:"varint,6,opt,name=mode,proto3,enum=cordon.kernel.v1.EmitRequest_Mode" json:"mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Dispatch) Reset() {
 	*x = Dispatch{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[22]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1614,7 +1959,7 @@ func (x *Dispatch) String() string {
 func (*Dispatch) ProtoMessage() {}
 
 func (x *Dispatch) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[22]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1627,7 +1972,7 @@ func (x *Dispatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dispatch.ProtoReflect.Descriptor instead.
 func (*Dispatch) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{22}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Dispatch) GetEvent() string {
@@ -1637,11 +1982,11 @@ func (x *Dispatch) GetEvent() string {
 	return ""
 }
 
-func (x *Dispatch) GetListener() uint32 {
+func (x *Dispatch) GetListeners() []uint32 {
 	if x != nil {
-		return x.Listener
+		return x.Listeners
 	}
-	return 0
+	return nil
 }
 
 func (x *Dispatch) GetPayload() []byte {
@@ -1665,6 +2010,13 @@ func (x *Dispatch) GetBudgetMs() int64 {
 	return 0
 }
 
+func (x *Dispatch) GetMode() EmitRequest_Mode {
+	if x != nil {
+		return x.Mode
+	}
+	return EmitRequest_MODE_UNSPECIFIED
+}
+
 // Next asks for the rest of the chain with the (possibly changed) payload. At most once per dispatch.
 type Next struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1675,7 +2027,7 @@ type Next struct {
 
 func (x *Next) Reset() {
 	*x = Next{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[23]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1687,7 +2039,7 @@ func (x *Next) String() string {
 func (*Next) ProtoMessage() {}
 
 func (x *Next) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[23]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1700,7 +2052,7 @@ func (x *Next) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Next.ProtoReflect.Descriptor instead.
 func (*Next) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{23}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Next) GetPayload() []byte {
@@ -1720,7 +2072,7 @@ type NextResult struct {
 
 func (x *NextResult) Reset() {
 	*x = NextResult{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[24]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +2084,7 @@ func (x *NextResult) String() string {
 func (*NextResult) ProtoMessage() {}
 
 func (x *NextResult) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[24]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +2097,7 @@ func (x *NextResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NextResult.ProtoReflect.Descriptor instead.
 func (*NextResult) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{24}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *NextResult) GetPayload() []byte {
@@ -1762,17 +2114,21 @@ func (x *NextResult) GetFailure() *Failure {
 	return nil
 }
 
+// Done ends a segment.
 type Done struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Payload       []byte                 `protobuf:"bytes,1,opt,name=payload,proto3" json:"payload,omitempty"`
-	Failure       *Failure               `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answer; or, with passed, the request as the rest of the chain is to see it.
+	Payload []byte   `protobuf:"bytes,1,opt,name=payload,proto3" json:"payload,omitempty"`
+	Failure *Failure `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
+	// No listener of the segment answered or asked for the rest of the chain: it goes on behind it.
+	Passed        bool `protobuf:"varint,3,opt,name=passed,proto3" json:"passed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[25]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1784,7 +2140,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[25]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1797,7 +2153,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{25}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Done) GetPayload() []byte {
@@ -1814,6 +2170,58 @@ func (x *Done) GetFailure() *Failure {
 	return nil
 }
 
+func (x *Done) GetPassed() bool {
+	if x != nil {
+		return x.Passed
+	}
+	return false
+}
+
+// Credit says how many dispatches the plugin takes at once, from now on: 1 to 1024. Without it the host assumes 64. Its id is 0.
+type Credit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Window        uint32                 `protobuf:"varint,1,opt,name=window,proto3" json:"window,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Credit) Reset() {
+	*x = Credit{}
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Credit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Credit) ProtoMessage() {}
+
+func (x *Credit) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Credit.ProtoReflect.Descriptor instead.
+func (*Credit) Descriptor() ([]byte, []int) {
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Credit) GetWindow() uint32 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
+}
+
 type Failure struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Code          int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"` // google.rpc.Code
@@ -1825,7 +2233,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[26]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1837,7 +2245,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[26]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1850,7 +2258,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{26}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Failure) GetCode() int32 {
@@ -1882,7 +2290,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[27]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1894,7 +2302,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[27]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1907,7 +2315,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{27}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{31}
 }
 
 type EmitRequest struct {
@@ -1922,7 +2330,7 @@ type EmitRequest struct {
 
 func (x *EmitRequest) Reset() {
 	*x = EmitRequest{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[28]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1934,7 +2342,7 @@ func (x *EmitRequest) String() string {
 func (*EmitRequest) ProtoMessage() {}
 
 func (x *EmitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[28]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1947,7 +2355,7 @@ func (x *EmitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EmitRequest.ProtoReflect.Descriptor instead.
 func (*EmitRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{28}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EmitRequest) GetEvent() string {
@@ -1981,6 +2389,8 @@ func (x *EmitRequest) GetBase() []byte {
 type EmitReply struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Payload []byte                 `protobuf:"bytes,1,opt,name=payload,proto3" json:"payload,omitempty"`
+	// Serial: a listener answered. Waterfalls always have an answer.
+	Answered bool `protobuf:"varint,3,opt,name=answered,proto3" json:"answered,omitempty"`
 	// Who gave the answer, stamped by the host; empty for the base answer.
 	Answer        *Answer `protobuf:"bytes,2,opt,name=answer,proto3" json:"answer,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1989,7 +2399,7 @@ type EmitReply struct {
 
 func (x *EmitReply) Reset() {
 	*x = EmitReply{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[29]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2411,7 @@ func (x *EmitReply) String() string {
 func (*EmitReply) ProtoMessage() {}
 
 func (x *EmitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[29]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2014,7 +2424,7 @@ func (x *EmitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EmitReply.ProtoReflect.Descriptor instead.
 func (*EmitReply) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{29}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *EmitReply) GetPayload() []byte {
@@ -2022,6 +2432,13 @@ func (x *EmitReply) GetPayload() []byte {
 		return x.Payload
 	}
 	return nil
+}
+
+func (x *EmitReply) GetAnswered() bool {
+	if x != nil {
+		return x.Answered
+	}
+	return false
 }
 
 func (x *EmitReply) GetAnswer() *Answer {
@@ -2044,7 +2461,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[30]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2056,7 +2473,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[30]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2069,7 +2486,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{30}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Answer) GetId() string {
@@ -2109,7 +2526,7 @@ type RedeemGrantRequest struct {
 
 func (x *RedeemGrantRequest) Reset() {
 	*x = RedeemGrantRequest{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[31]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2538,7 @@ func (x *RedeemGrantRequest) String() string {
 func (*RedeemGrantRequest) ProtoMessage() {}
 
 func (x *RedeemGrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[31]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2551,7 @@ func (x *RedeemGrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedeemGrantRequest.ProtoReflect.Descriptor instead.
 func (*RedeemGrantRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{31}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RedeemGrantRequest) GetGrant() string {
@@ -2158,7 +2575,7 @@ type RedeemGrantReply struct {
 
 func (x *RedeemGrantReply) Reset() {
 	*x = RedeemGrantReply{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[32]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2170,7 +2587,7 @@ func (x *RedeemGrantReply) String() string {
 func (*RedeemGrantReply) ProtoMessage() {}
 
 func (x *RedeemGrantReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[32]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2183,7 +2600,7 @@ func (x *RedeemGrantReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedeemGrantReply.ProtoReflect.Descriptor instead.
 func (*RedeemGrantReply) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{32}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RedeemGrantReply) GetScope() string {
@@ -2229,13 +2646,14 @@ type PluginFault struct {
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`        // PLUGIN_CRASHED, PLUGIN_UNREACHABLE, PLUGIN_NOT_RUNNING
 	Exit          string                 `protobuf:"bytes,4,opt,name=exit,proto3" json:"exit,omitempty"`            // exit code or signal, with the last lines of stderr
 	Retryable     bool                   `protobuf:"varint,5,opt,name=retryable,proto3" json:"retryable,omitempty"` // true only when the call was never delivered
+	Crash         string                 `protobuf:"bytes,6,opt,name=crash,proto3" json:"crash,omitempty"`          // the head of the panic's trace, if that is how it ended
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PluginFault) Reset() {
 	*x = PluginFault{}
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[33]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2247,7 +2665,7 @@ func (x *PluginFault) String() string {
 func (*PluginFault) ProtoMessage() {}
 
 func (x *PluginFault) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[33]
+	mi := &file_cordon_kernel_v1_kernel_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2260,7 +2678,7 @@ func (x *PluginFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginFault.ProtoReflect.Descriptor instead.
 func (*PluginFault) Descriptor() ([]byte, []int) {
-	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{33}
+	return file_cordon_kernel_v1_kernel_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PluginFault) GetEntry() string {
@@ -2296,6 +2714,13 @@ func (x *PluginFault) GetRetryable() bool {
 		return x.Retryable
 	}
 	return false
+}
+
+func (x *PluginFault) GetCrash() string {
+	if x != nil {
+		return x.Crash
+	}
+	return ""
 }
 
 var File_cordon_kernel_v1_kernel_proto protoreflect.FileDescriptor
@@ -2349,14 +2774,19 @@ const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	"\x03TAP\x10\x01\x12\a\n" +
 	"\x03MAP\x10\x02\x12\n" +
 	"\n" +
-	"\x06AROUND\x10\x03\"\x97\x01\n" +
+	"\x06AROUND\x10\x03\"\x8b\x02\n" +
 	"\tEventDecl\x12\x14\n" +
 	"\x05event\x18\x01 \x01(\tR\x05event\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x14\n" +
 	"\x05reply\x18\x03 \x01(\tR\x05reply\x12\x1f\n" +
 	"\vfail_closed\x18\x04 \x01(\bR\n" +
 	"failClosed\x12#\n" +
-	"\rfixed_request\x18\x05 \x01(\bR\ffixedRequest\"\x93\x03\n" +
+	"\rfixed_request\x18\x05 \x01(\bR\ffixedRequest\x12@\n" +
+	"\boverflow\x18\x06 \x01(\x0e2$.cordon.kernel.v1.EventDecl.OverflowR\boverflow\"0\n" +
+	"\bOverflow\x12\t\n" +
+	"\x05BLOCK\x10\x00\x12\x0f\n" +
+	"\vDROP_OLDEST\x10\x01\x12\b\n" +
+	"\x04FAIL\x10\x02\"\x93\x03\n" +
 	"\fSetupRequest\x12\x14\n" +
 	"\x05entry\x18\x01 \x01(\tR\x05entry\x12\x1e\n" +
 	"\n" +
@@ -2404,32 +2834,53 @@ const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	"\n" +
 	"timeout_ms\x18\x04 \x01(\x03R\ttimeoutMs\"\x11\n" +
 	"\x0fActivateRequest\"\x0f\n" +
-	"\rActivateReply\"\x0f\n" +
-	"\rHealthRequest\"\r\n" +
-	"\vHealthReply\"\x0e\n" +
+	"\rActivateReply\"\x0e\n" +
 	"\fDrainRequest\"\f\n" +
 	"\n" +
 	"DrainReply\"\r\n" +
 	"\vStopRequest\"\v\n" +
-	"\tStopReply\"\xd3\x01\n" +
+	"\tStopReply\"\x7f\n" +
+	"\vHostControl\x129\n" +
+	"\tlog_level\x18\x01 \x01(\v2\x1a.cordon.kernel.v1.LogLevelH\x00R\blogLevel\x12,\n" +
+	"\x04beat\x18\x02 \x01(\v2\x16.cordon.kernel.v1.BeatH\x00R\x04beatB\a\n" +
+	"\x05frame\"w\n" +
+	"\rPluginControl\x12/\n" +
+	"\x03log\x18\x01 \x01(\v2\x1b.cordon.kernel.v1.LogRecordH\x00R\x03log\x12,\n" +
+	"\x04beat\x18\x02 \x01(\v2\x16.cordon.kernel.v1.BeatH\x00R\x04beatB\a\n" +
+	"\x05frame\" \n" +
+	"\bLogLevel\x12\x14\n" +
+	"\x05level\x18\x01 \x01(\tR\x05level\"\x1e\n" +
+	"\x04Beat\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\"\xb9\x01\n" +
+	"\tLogRecord\x12$\n" +
+	"\x0etime_unix_nano\x18\x01 \x01(\x03R\ftimeUnixNano\x12\x14\n" +
+	"\x05level\x18\x02 \x01(\tR\x05level\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12\x1e\n" +
+	"\n" +
+	"attributes\x18\x04 \x01(\fR\n" +
+	"attributes\x12\x18\n" +
+	"\adropped\x18\x05 \x01(\x04R\adropped\x12\x1c\n" +
+	"\ttruncated\x18\x06 \x01(\bR\ttruncated\"\xd3\x01\n" +
 	"\tHostFrame\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x128\n" +
 	"\bdispatch\x18\x02 \x01(\v2\x1a.cordon.kernel.v1.DispatchH\x00R\bdispatch\x12?\n" +
 	"\vnext_result\x18\x03 \x01(\v2\x1c.cordon.kernel.v1.NextResultH\x00R\n" +
 	"nextResult\x122\n" +
 	"\x06cancel\x18\x04 \x01(\v2\x18.cordon.kernel.v1.CancelH\x00R\x06cancelB\a\n" +
-	"\x05frame\"\x82\x01\n" +
+	"\x05frame\"\xb6\x01\n" +
 	"\vPluginFrame\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12,\n" +
 	"\x04next\x18\x02 \x01(\v2\x16.cordon.kernel.v1.NextH\x00R\x04next\x12,\n" +
-	"\x04done\x18\x03 \x01(\v2\x16.cordon.kernel.v1.DoneH\x00R\x04doneB\a\n" +
-	"\x05frame\"\xf6\x01\n" +
+	"\x04done\x18\x03 \x01(\v2\x16.cordon.kernel.v1.DoneH\x00R\x04done\x122\n" +
+	"\x06credit\x18\x04 \x01(\v2\x18.cordon.kernel.v1.CreditH\x00R\x06creditB\a\n" +
+	"\x05frame\"\xb0\x02\n" +
 	"\bDispatch\x12\x14\n" +
-	"\x05event\x18\x01 \x01(\tR\x05event\x12\x1a\n" +
-	"\blistener\x18\x02 \x01(\rR\blistener\x12\x18\n" +
+	"\x05event\x18\x01 \x01(\tR\x05event\x12\x1c\n" +
+	"\tlisteners\x18\x02 \x03(\rR\tlisteners\x12\x18\n" +
 	"\apayload\x18\x03 \x01(\fR\apayload\x12D\n" +
 	"\bmetadata\x18\x04 \x03(\v2(.cordon.kernel.v1.Dispatch.MetadataEntryR\bmetadata\x12\x1b\n" +
-	"\tbudget_ms\x18\x05 \x01(\x03R\bbudgetMs\x1a;\n" +
+	"\tbudget_ms\x18\x05 \x01(\x03R\bbudgetMs\x126\n" +
+	"\x04mode\x18\x06 \x01(\x0e2\".cordon.kernel.v1.EmitRequest.ModeR\x04mode\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\" \n" +
@@ -2438,10 +2889,13 @@ const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	"\n" +
 	"NextResult\x12\x18\n" +
 	"\apayload\x18\x01 \x01(\fR\apayload\x123\n" +
-	"\afailure\x18\x02 \x01(\v2\x19.cordon.kernel.v1.FailureR\afailure\"U\n" +
+	"\afailure\x18\x02 \x01(\v2\x19.cordon.kernel.v1.FailureR\afailure\"m\n" +
 	"\x04Done\x12\x18\n" +
 	"\apayload\x18\x01 \x01(\fR\apayload\x123\n" +
-	"\afailure\x18\x02 \x01(\v2\x19.cordon.kernel.v1.FailureR\afailure\"O\n" +
+	"\afailure\x18\x02 \x01(\v2\x19.cordon.kernel.v1.FailureR\afailure\x12\x16\n" +
+	"\x06passed\x18\x03 \x01(\bR\x06passed\" \n" +
+	"\x06Credit\x12\x16\n" +
+	"\x06window\x18\x01 \x01(\rR\x06window\"O\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
@@ -2458,9 +2912,10 @@ const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	"\bPARALLEL\x10\x02\x12\n" +
 	"\n" +
 	"\x06SERIAL\x10\x03\x12\r\n" +
-	"\tWATERFALL\x10\x04\"W\n" +
+	"\tWATERFALL\x10\x04\"s\n" +
 	"\tEmitReply\x12\x18\n" +
-	"\apayload\x18\x01 \x01(\fR\apayload\x120\n" +
+	"\apayload\x18\x01 \x01(\fR\apayload\x12\x1a\n" +
+	"\banswered\x18\x03 \x01(\bR\banswered\x120\n" +
 	"\x06answer\x18\x02 \x01(\v2\x18.cordon.kernel.v1.AnswerR\x06answer\"w\n" +
 	"\x06Answer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
@@ -2474,7 +2929,7 @@ const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x1a\n" +
 	"\bapproval\x18\x03 \x01(\tR\bapproval\x12\x18\n" +
 	"\asubject\x18\x04 \x01(\tR\asubject\x12\x10\n" +
-	"\x03cwd\x18\x05 \x01(\tR\x03cwd\"\x8d\x01\n" +
+	"\x03cwd\x18\x05 \x01(\tR\x03cwd\"\xa3\x01\n" +
 	"\vPluginFault\x12\x14\n" +
 	"\x05entry\x18\x01 \x01(\tR\x05entry\x12\x1e\n" +
 	"\n" +
@@ -2482,21 +2937,22 @@ const file_cordon_kernel_v1_kernel_proto_rawDesc = "" +
 	"generation\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x12\n" +
 	"\x04exit\x18\x04 \x01(\tR\x04exit\x12\x1c\n" +
-	"\tretryable\x18\x05 \x01(\bR\tretryable*3\n" +
+	"\tretryable\x18\x05 \x01(\bR\tretryable\x12\x14\n" +
+	"\x05crash\x18\x06 \x01(\tR\x05crash*3\n" +
 	"\x05Level\x12\b\n" +
 	"\x04NONE\x10\x00\x12\n" +
 	"\n" +
 	"\x06CLIENT\x10\x01\x12\t\n" +
 	"\x05HUMAN\x10\x02\x12\t\n" +
-	"\x05OWNER\x10\x032\x86\x04\n" +
+	"\x05OWNER\x10\x032\x8b\x04\n" +
 	"\x06Plugin\x12I\n" +
 	"\bDescribe\x12!.cordon.kernel.v1.DescribeRequest\x1a\x1a.cordon.kernel.v1.Manifest\x12E\n" +
 	"\x05Setup\x12\x1e.cordon.kernel.v1.SetupRequest\x1a\x1c.cordon.kernel.v1.SetupReply\x12N\n" +
-	"\bActivate\x12!.cordon.kernel.v1.ActivateRequest\x1a\x1f.cordon.kernel.v1.ActivateReply\x12H\n" +
-	"\x06Health\x12\x1f.cordon.kernel.v1.HealthRequest\x1a\x1d.cordon.kernel.v1.HealthReply\x12E\n" +
+	"\bActivate\x12!.cordon.kernel.v1.ActivateRequest\x1a\x1f.cordon.kernel.v1.ActivateReply\x12E\n" +
 	"\x05Drain\x12\x1e.cordon.kernel.v1.DrainRequest\x1a\x1c.cordon.kernel.v1.DrainReply\x12B\n" +
 	"\x04Stop\x12\x1d.cordon.kernel.v1.StopRequest\x1a\x1b.cordon.kernel.v1.StopReply\x12E\n" +
-	"\x03Bus\x12\x1b.cordon.kernel.v1.HostFrame\x1a\x1d.cordon.kernel.v1.PluginFrame(\x010\x012\xa3\x01\n" +
+	"\x03Bus\x12\x1b.cordon.kernel.v1.HostFrame\x1a\x1d.cordon.kernel.v1.PluginFrame(\x010\x01\x12M\n" +
+	"\aControl\x12\x1d.cordon.kernel.v1.HostControl\x1a\x1f.cordon.kernel.v1.PluginControl(\x010\x012\xa3\x01\n" +
 	"\x04Host\x12B\n" +
 	"\x04Emit\x12\x1d.cordon.kernel.v1.EmitRequest\x1a\x1b.cordon.kernel.v1.EmitReply\x12W\n" +
 	"\vRedeemGrant\x12$.cordon.kernel.v1.RedeemGrantRequest\x1a\".cordon.kernel.v1.RedeemGrantReplyB6Z4github.com/cordon-host/cordon/api/kernel/v1;kernelv1b\x06proto3"
@@ -2513,99 +2969,111 @@ func file_cordon_kernel_v1_kernel_proto_rawDescGZIP() []byte {
 	return file_cordon_kernel_v1_kernel_proto_rawDescData
 }
 
-var file_cordon_kernel_v1_kernel_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_cordon_kernel_v1_kernel_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_cordon_kernel_v1_kernel_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_cordon_kernel_v1_kernel_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_cordon_kernel_v1_kernel_proto_goTypes = []any{
 	(Level)(0),                 // 0: cordon.kernel.v1.Level
 	(Listener_Kind)(0),         // 1: cordon.kernel.v1.Listener.Kind
-	(EmitRequest_Mode)(0),      // 2: cordon.kernel.v1.EmitRequest.Mode
-	(*DescribeRequest)(nil),    // 3: cordon.kernel.v1.DescribeRequest
-	(*Manifest)(nil),           // 4: cordon.kernel.v1.Manifest
-	(*Context)(nil),            // 5: cordon.kernel.v1.Context
-	(*Need)(nil),               // 6: cordon.kernel.v1.Need
-	(*Offer)(nil),              // 7: cordon.kernel.v1.Offer
-	(*Listener)(nil),           // 8: cordon.kernel.v1.Listener
-	(*EventDecl)(nil),          // 9: cordon.kernel.v1.EventDecl
-	(*SetupRequest)(nil),       // 10: cordon.kernel.v1.SetupRequest
-	(*Facts)(nil),              // 11: cordon.kernel.v1.Facts
-	(*Deployment)(nil),         // 12: cordon.kernel.v1.Deployment
-	(*SetupReply)(nil),         // 13: cordon.kernel.v1.SetupReply
-	(*Tool)(nil),               // 14: cordon.kernel.v1.Tool
-	(*ActivateRequest)(nil),    // 15: cordon.kernel.v1.ActivateRequest
-	(*ActivateReply)(nil),      // 16: cordon.kernel.v1.ActivateReply
-	(*HealthRequest)(nil),      // 17: cordon.kernel.v1.HealthRequest
-	(*HealthReply)(nil),        // 18: cordon.kernel.v1.HealthReply
-	(*DrainRequest)(nil),       // 19: cordon.kernel.v1.DrainRequest
-	(*DrainReply)(nil),         // 20: cordon.kernel.v1.DrainReply
-	(*StopRequest)(nil),        // 21: cordon.kernel.v1.StopRequest
-	(*StopReply)(nil),          // 22: cordon.kernel.v1.StopReply
-	(*HostFrame)(nil),          // 23: cordon.kernel.v1.HostFrame
-	(*PluginFrame)(nil),        // 24: cordon.kernel.v1.PluginFrame
-	(*Dispatch)(nil),           // 25: cordon.kernel.v1.Dispatch
-	(*Next)(nil),               // 26: cordon.kernel.v1.Next
-	(*NextResult)(nil),         // 27: cordon.kernel.v1.NextResult
-	(*Done)(nil),               // 28: cordon.kernel.v1.Done
-	(*Failure)(nil),            // 29: cordon.kernel.v1.Failure
-	(*Cancel)(nil),             // 30: cordon.kernel.v1.Cancel
-	(*EmitRequest)(nil),        // 31: cordon.kernel.v1.EmitRequest
-	(*EmitReply)(nil),          // 32: cordon.kernel.v1.EmitReply
-	(*Answer)(nil),             // 33: cordon.kernel.v1.Answer
-	(*RedeemGrantRequest)(nil), // 34: cordon.kernel.v1.RedeemGrantRequest
-	(*RedeemGrantReply)(nil),   // 35: cordon.kernel.v1.RedeemGrantReply
-	(*PluginFault)(nil),        // 36: cordon.kernel.v1.PluginFault
-	nil,                        // 37: cordon.kernel.v1.SetupRequest.FactsEntry
-	nil,                        // 38: cordon.kernel.v1.SetupReply.FactsEntry
-	nil,                        // 39: cordon.kernel.v1.Dispatch.MetadataEntry
+	(EventDecl_Overflow)(0),    // 2: cordon.kernel.v1.EventDecl.Overflow
+	(EmitRequest_Mode)(0),      // 3: cordon.kernel.v1.EmitRequest.Mode
+	(*DescribeRequest)(nil),    // 4: cordon.kernel.v1.DescribeRequest
+	(*Manifest)(nil),           // 5: cordon.kernel.v1.Manifest
+	(*Context)(nil),            // 6: cordon.kernel.v1.Context
+	(*Need)(nil),               // 7: cordon.kernel.v1.Need
+	(*Offer)(nil),              // 8: cordon.kernel.v1.Offer
+	(*Listener)(nil),           // 9: cordon.kernel.v1.Listener
+	(*EventDecl)(nil),          // 10: cordon.kernel.v1.EventDecl
+	(*SetupRequest)(nil),       // 11: cordon.kernel.v1.SetupRequest
+	(*Facts)(nil),              // 12: cordon.kernel.v1.Facts
+	(*Deployment)(nil),         // 13: cordon.kernel.v1.Deployment
+	(*SetupReply)(nil),         // 14: cordon.kernel.v1.SetupReply
+	(*Tool)(nil),               // 15: cordon.kernel.v1.Tool
+	(*ActivateRequest)(nil),    // 16: cordon.kernel.v1.ActivateRequest
+	(*ActivateReply)(nil),      // 17: cordon.kernel.v1.ActivateReply
+	(*DrainRequest)(nil),       // 18: cordon.kernel.v1.DrainRequest
+	(*DrainReply)(nil),         // 19: cordon.kernel.v1.DrainReply
+	(*StopRequest)(nil),        // 20: cordon.kernel.v1.StopRequest
+	(*StopReply)(nil),          // 21: cordon.kernel.v1.StopReply
+	(*HostControl)(nil),        // 22: cordon.kernel.v1.HostControl
+	(*PluginControl)(nil),      // 23: cordon.kernel.v1.PluginControl
+	(*LogLevel)(nil),           // 24: cordon.kernel.v1.LogLevel
+	(*Beat)(nil),               // 25: cordon.kernel.v1.Beat
+	(*LogRecord)(nil),          // 26: cordon.kernel.v1.LogRecord
+	(*HostFrame)(nil),          // 27: cordon.kernel.v1.HostFrame
+	(*PluginFrame)(nil),        // 28: cordon.kernel.v1.PluginFrame
+	(*Dispatch)(nil),           // 29: cordon.kernel.v1.Dispatch
+	(*Next)(nil),               // 30: cordon.kernel.v1.Next
+	(*NextResult)(nil),         // 31: cordon.kernel.v1.NextResult
+	(*Done)(nil),               // 32: cordon.kernel.v1.Done
+	(*Credit)(nil),             // 33: cordon.kernel.v1.Credit
+	(*Failure)(nil),            // 34: cordon.kernel.v1.Failure
+	(*Cancel)(nil),             // 35: cordon.kernel.v1.Cancel
+	(*EmitRequest)(nil),        // 36: cordon.kernel.v1.EmitRequest
+	(*EmitReply)(nil),          // 37: cordon.kernel.v1.EmitReply
+	(*Answer)(nil),             // 38: cordon.kernel.v1.Answer
+	(*RedeemGrantRequest)(nil), // 39: cordon.kernel.v1.RedeemGrantRequest
+	(*RedeemGrantReply)(nil),   // 40: cordon.kernel.v1.RedeemGrantReply
+	(*PluginFault)(nil),        // 41: cordon.kernel.v1.PluginFault
+	nil,                        // 42: cordon.kernel.v1.SetupRequest.FactsEntry
+	nil,                        // 43: cordon.kernel.v1.SetupReply.FactsEntry
+	nil,                        // 44: cordon.kernel.v1.Dispatch.MetadataEntry
 }
 var file_cordon_kernel_v1_kernel_proto_depIdxs = []int32{
-	6,  // 0: cordon.kernel.v1.Manifest.needs:type_name -> cordon.kernel.v1.Need
-	7,  // 1: cordon.kernel.v1.Manifest.offers:type_name -> cordon.kernel.v1.Offer
-	8,  // 2: cordon.kernel.v1.Manifest.listeners:type_name -> cordon.kernel.v1.Listener
-	9,  // 3: cordon.kernel.v1.Manifest.events:type_name -> cordon.kernel.v1.EventDecl
-	5,  // 4: cordon.kernel.v1.Manifest.contexts:type_name -> cordon.kernel.v1.Context
+	7,  // 0: cordon.kernel.v1.Manifest.needs:type_name -> cordon.kernel.v1.Need
+	8,  // 1: cordon.kernel.v1.Manifest.offers:type_name -> cordon.kernel.v1.Offer
+	9,  // 2: cordon.kernel.v1.Manifest.listeners:type_name -> cordon.kernel.v1.Listener
+	10, // 3: cordon.kernel.v1.Manifest.events:type_name -> cordon.kernel.v1.EventDecl
+	6,  // 4: cordon.kernel.v1.Manifest.contexts:type_name -> cordon.kernel.v1.Context
 	1,  // 5: cordon.kernel.v1.Listener.kind:type_name -> cordon.kernel.v1.Listener.Kind
-	37, // 6: cordon.kernel.v1.SetupRequest.facts:type_name -> cordon.kernel.v1.SetupRequest.FactsEntry
-	12, // 7: cordon.kernel.v1.SetupRequest.deployment:type_name -> cordon.kernel.v1.Deployment
-	38, // 8: cordon.kernel.v1.SetupReply.facts:type_name -> cordon.kernel.v1.SetupReply.FactsEntry
-	14, // 9: cordon.kernel.v1.SetupReply.tools:type_name -> cordon.kernel.v1.Tool
-	8,  // 10: cordon.kernel.v1.SetupReply.listeners:type_name -> cordon.kernel.v1.Listener
-	5,  // 11: cordon.kernel.v1.SetupReply.contexts:type_name -> cordon.kernel.v1.Context
-	25, // 12: cordon.kernel.v1.HostFrame.dispatch:type_name -> cordon.kernel.v1.Dispatch
-	27, // 13: cordon.kernel.v1.HostFrame.next_result:type_name -> cordon.kernel.v1.NextResult
-	30, // 14: cordon.kernel.v1.HostFrame.cancel:type_name -> cordon.kernel.v1.Cancel
-	26, // 15: cordon.kernel.v1.PluginFrame.next:type_name -> cordon.kernel.v1.Next
-	28, // 16: cordon.kernel.v1.PluginFrame.done:type_name -> cordon.kernel.v1.Done
-	39, // 17: cordon.kernel.v1.Dispatch.metadata:type_name -> cordon.kernel.v1.Dispatch.MetadataEntry
-	29, // 18: cordon.kernel.v1.NextResult.failure:type_name -> cordon.kernel.v1.Failure
-	29, // 19: cordon.kernel.v1.Done.failure:type_name -> cordon.kernel.v1.Failure
-	2,  // 20: cordon.kernel.v1.EmitRequest.mode:type_name -> cordon.kernel.v1.EmitRequest.Mode
-	33, // 21: cordon.kernel.v1.EmitReply.answer:type_name -> cordon.kernel.v1.Answer
-	0,  // 22: cordon.kernel.v1.Answer.level:type_name -> cordon.kernel.v1.Level
-	11, // 23: cordon.kernel.v1.SetupRequest.FactsEntry.value:type_name -> cordon.kernel.v1.Facts
-	11, // 24: cordon.kernel.v1.SetupReply.FactsEntry.value:type_name -> cordon.kernel.v1.Facts
-	3,  // 25: cordon.kernel.v1.Plugin.Describe:input_type -> cordon.kernel.v1.DescribeRequest
-	10, // 26: cordon.kernel.v1.Plugin.Setup:input_type -> cordon.kernel.v1.SetupRequest
-	15, // 27: cordon.kernel.v1.Plugin.Activate:input_type -> cordon.kernel.v1.ActivateRequest
-	17, // 28: cordon.kernel.v1.Plugin.Health:input_type -> cordon.kernel.v1.HealthRequest
-	19, // 29: cordon.kernel.v1.Plugin.Drain:input_type -> cordon.kernel.v1.DrainRequest
-	21, // 30: cordon.kernel.v1.Plugin.Stop:input_type -> cordon.kernel.v1.StopRequest
-	23, // 31: cordon.kernel.v1.Plugin.Bus:input_type -> cordon.kernel.v1.HostFrame
-	31, // 32: cordon.kernel.v1.Host.Emit:input_type -> cordon.kernel.v1.EmitRequest
-	34, // 33: cordon.kernel.v1.Host.RedeemGrant:input_type -> cordon.kernel.v1.RedeemGrantRequest
-	4,  // 34: cordon.kernel.v1.Plugin.Describe:output_type -> cordon.kernel.v1.Manifest
-	13, // 35: cordon.kernel.v1.Plugin.Setup:output_type -> cordon.kernel.v1.SetupReply
-	16, // 36: cordon.kernel.v1.Plugin.Activate:output_type -> cordon.kernel.v1.ActivateReply
-	18, // 37: cordon.kernel.v1.Plugin.Health:output_type -> cordon.kernel.v1.HealthReply
-	20, // 38: cordon.kernel.v1.Plugin.Drain:output_type -> cordon.kernel.v1.DrainReply
-	22, // 39: cordon.kernel.v1.Plugin.Stop:output_type -> cordon.kernel.v1.StopReply
-	24, // 40: cordon.kernel.v1.Plugin.Bus:output_type -> cordon.kernel.v1.PluginFrame
-	32, // 41: cordon.kernel.v1.Host.Emit:output_type -> cordon.kernel.v1.EmitReply
-	35, // 42: cordon.kernel.v1.Host.RedeemGrant:output_type -> cordon.kernel.v1.RedeemGrantReply
-	34, // [34:43] is the sub-list for method output_type
-	25, // [25:34] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	2,  // 6: cordon.kernel.v1.EventDecl.overflow:type_name -> cordon.kernel.v1.EventDecl.Overflow
+	42, // 7: cordon.kernel.v1.SetupRequest.facts:type_name -> cordon.kernel.v1.SetupRequest.FactsEntry
+	13, // 8: cordon.kernel.v1.SetupRequest.deployment:type_name -> cordon.kernel.v1.Deployment
+	43, // 9: cordon.kernel.v1.SetupReply.facts:type_name -> cordon.kernel.v1.SetupReply.FactsEntry
+	15, // 10: cordon.kernel.v1.SetupReply.tools:type_name -> cordon.kernel.v1.Tool
+	9,  // 11: cordon.kernel.v1.SetupReply.listeners:type_name -> cordon.kernel.v1.Listener
+	6,  // 12: cordon.kernel.v1.SetupReply.contexts:type_name -> cordon.kernel.v1.Context
+	24, // 13: cordon.kernel.v1.HostControl.log_level:type_name -> cordon.kernel.v1.LogLevel
+	25, // 14: cordon.kernel.v1.HostControl.beat:type_name -> cordon.kernel.v1.Beat
+	26, // 15: cordon.kernel.v1.PluginControl.log:type_name -> cordon.kernel.v1.LogRecord
+	25, // 16: cordon.kernel.v1.PluginControl.beat:type_name -> cordon.kernel.v1.Beat
+	29, // 17: cordon.kernel.v1.HostFrame.dispatch:type_name -> cordon.kernel.v1.Dispatch
+	31, // 18: cordon.kernel.v1.HostFrame.next_result:type_name -> cordon.kernel.v1.NextResult
+	35, // 19: cordon.kernel.v1.HostFrame.cancel:type_name -> cordon.kernel.v1.Cancel
+	30, // 20: cordon.kernel.v1.PluginFrame.next:type_name -> cordon.kernel.v1.Next
+	32, // 21: cordon.kernel.v1.PluginFrame.done:type_name -> cordon.kernel.v1.Done
+	33, // 22: cordon.kernel.v1.PluginFrame.credit:type_name -> cordon.kernel.v1.Credit
+	44, // 23: cordon.kernel.v1.Dispatch.metadata:type_name -> cordon.kernel.v1.Dispatch.MetadataEntry
+	3,  // 24: cordon.kernel.v1.Dispatch.mode:type_name -> cordon.kernel.v1.EmitRequest.Mode
+	34, // 25: cordon.kernel.v1.NextResult.failure:type_name -> cordon.kernel.v1.Failure
+	34, // 26: cordon.kernel.v1.Done.failure:type_name -> cordon.kernel.v1.Failure
+	3,  // 27: cordon.kernel.v1.EmitRequest.mode:type_name -> cordon.kernel.v1.EmitRequest.Mode
+	38, // 28: cordon.kernel.v1.EmitReply.answer:type_name -> cordon.kernel.v1.Answer
+	0,  // 29: cordon.kernel.v1.Answer.level:type_name -> cordon.kernel.v1.Level
+	12, // 30: cordon.kernel.v1.SetupRequest.FactsEntry.value:type_name -> cordon.kernel.v1.Facts
+	12, // 31: cordon.kernel.v1.SetupReply.FactsEntry.value:type_name -> cordon.kernel.v1.Facts
+	4,  // 32: cordon.kernel.v1.Plugin.Describe:input_type -> cordon.kernel.v1.DescribeRequest
+	11, // 33: cordon.kernel.v1.Plugin.Setup:input_type -> cordon.kernel.v1.SetupRequest
+	16, // 34: cordon.kernel.v1.Plugin.Activate:input_type -> cordon.kernel.v1.ActivateRequest
+	18, // 35: cordon.kernel.v1.Plugin.Drain:input_type -> cordon.kernel.v1.DrainRequest
+	20, // 36: cordon.kernel.v1.Plugin.Stop:input_type -> cordon.kernel.v1.StopRequest
+	27, // 37: cordon.kernel.v1.Plugin.Bus:input_type -> cordon.kernel.v1.HostFrame
+	22, // 38: cordon.kernel.v1.Plugin.Control:input_type -> cordon.kernel.v1.HostControl
+	36, // 39: cordon.kernel.v1.Host.Emit:input_type -> cordon.kernel.v1.EmitRequest
+	39, // 40: cordon.kernel.v1.Host.RedeemGrant:input_type -> cordon.kernel.v1.RedeemGrantRequest
+	5,  // 41: cordon.kernel.v1.Plugin.Describe:output_type -> cordon.kernel.v1.Manifest
+	14, // 42: cordon.kernel.v1.Plugin.Setup:output_type -> cordon.kernel.v1.SetupReply
+	17, // 43: cordon.kernel.v1.Plugin.Activate:output_type -> cordon.kernel.v1.ActivateReply
+	19, // 44: cordon.kernel.v1.Plugin.Drain:output_type -> cordon.kernel.v1.DrainReply
+	21, // 45: cordon.kernel.v1.Plugin.Stop:output_type -> cordon.kernel.v1.StopReply
+	28, // 46: cordon.kernel.v1.Plugin.Bus:output_type -> cordon.kernel.v1.PluginFrame
+	23, // 47: cordon.kernel.v1.Plugin.Control:output_type -> cordon.kernel.v1.PluginControl
+	37, // 48: cordon.kernel.v1.Host.Emit:output_type -> cordon.kernel.v1.EmitReply
+	40, // 49: cordon.kernel.v1.Host.RedeemGrant:output_type -> cordon.kernel.v1.RedeemGrantReply
+	41, // [41:50] is the sub-list for method output_type
+	32, // [32:41] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_cordon_kernel_v1_kernel_proto_init() }
@@ -2613,22 +3081,31 @@ func file_cordon_kernel_v1_kernel_proto_init() {
 	if File_cordon_kernel_v1_kernel_proto != nil {
 		return
 	}
-	file_cordon_kernel_v1_kernel_proto_msgTypes[20].OneofWrappers = []any{
+	file_cordon_kernel_v1_kernel_proto_msgTypes[18].OneofWrappers = []any{
+		(*HostControl_LogLevel)(nil),
+		(*HostControl_Beat)(nil),
+	}
+	file_cordon_kernel_v1_kernel_proto_msgTypes[19].OneofWrappers = []any{
+		(*PluginControl_Log)(nil),
+		(*PluginControl_Beat)(nil),
+	}
+	file_cordon_kernel_v1_kernel_proto_msgTypes[23].OneofWrappers = []any{
 		(*HostFrame_Dispatch)(nil),
 		(*HostFrame_NextResult)(nil),
 		(*HostFrame_Cancel)(nil),
 	}
-	file_cordon_kernel_v1_kernel_proto_msgTypes[21].OneofWrappers = []any{
+	file_cordon_kernel_v1_kernel_proto_msgTypes[24].OneofWrappers = []any{
 		(*PluginFrame_Next)(nil),
 		(*PluginFrame_Done)(nil),
+		(*PluginFrame_Credit)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cordon_kernel_v1_kernel_proto_rawDesc), len(file_cordon_kernel_v1_kernel_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   37,
+			NumEnums:      4,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

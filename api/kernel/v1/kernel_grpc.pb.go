@@ -42,10 +42,10 @@ const (
 	Plugin_Describe_FullMethodName = "/cordon.kernel.v1.Plugin/Describe"
 	Plugin_Setup_FullMethodName    = "/cordon.kernel.v1.Plugin/Setup"
 	Plugin_Activate_FullMethodName = "/cordon.kernel.v1.Plugin/Activate"
-	Plugin_Health_FullMethodName   = "/cordon.kernel.v1.Plugin/Health"
 	Plugin_Drain_FullMethodName    = "/cordon.kernel.v1.Plugin/Drain"
 	Plugin_Stop_FullMethodName     = "/cordon.kernel.v1.Plugin/Stop"
 	Plugin_Bus_FullMethodName      = "/cordon.kernel.v1.Plugin/Bus"
+	Plugin_Control_FullMethodName  = "/cordon.kernel.v1.Plugin/Control"
 )
 
 // PluginClient is the client API for Plugin service.
@@ -53,20 +53,23 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Plugin is what a plugin process serves to its host. The host calls, in this order: Describe (any number of times, no
-// side effects), Setup (once), Activate (once), then keeps one Bus stream open until Drain and Stop.
+// side effects), Control (one stream until the end), Setup (once), Activate (once), then keeps one Bus stream open until Drain
+// and Stop. Fields and frames that a side does not know it ignores.
 type PluginClient interface {
 	Describe(ctx context.Context, in *DescribeRequest, opts ...grpc.CallOption) (*Manifest, error)
 	// Setup hands over identity, config, the facts of what the plugin needs and the host's address, and applies the plugin.
 	// Nothing the plugin registers is reachable before Activate.
 	Setup(ctx context.Context, in *SetupRequest, opts ...grpc.CallOption) (*SetupReply, error)
 	Activate(ctx context.Context, in *ActivateRequest, opts ...grpc.CallOption) (*ActivateReply, error)
-	Health(ctx context.Context, in *HealthRequest, opts ...grpc.CallOption) (*HealthReply, error)
 	// Drain tells the plugin that no new call trees will reach it; it returns when the calls in flight have ended.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
 	// Stop undoes the plugin's effects, newest first, and then the process ends.
 	Stop(ctx context.Context, in *StopRequest, opts ...grpc.CallOption) (*StopReply, error)
-	// Bus carries event dispatches for the lifetime of a generation. Frames of unknown kinds are ignored by both sides.
+	// Bus carries event dispatches for the lifetime of a generation.
 	Bus(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[HostFrame, PluginFrame], error)
+	// Control carries what is neither call nor event: log records, the log level, beats. A plugin that has it not answers
+	// UNIMPLEMENTED; what it writes on stderr is its log then, and nobody asks whether it is well.
+	Control(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[HostControl, PluginControl], error)
 }
 
 type pluginClient struct {
@@ -107,16 +110,6 @@ func (c *pluginClient) Activate(ctx context.Context, in *ActivateRequest, opts .
 	return out, nil
 }
 
-func (c *pluginClient) Health(ctx context.Context, in *HealthRequest, opts ...grpc.CallOption) (*HealthReply, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(HealthReply)
-	err := c.cc.Invoke(ctx, Plugin_Health_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 func (c *pluginClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DrainReply)
@@ -150,25 +143,41 @@ func (c *pluginClient) Bus(ctx context.Context, opts ...grpc.CallOption) (grpc.B
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Plugin_BusClient = grpc.BidiStreamingClient[HostFrame, PluginFrame]
 
+func (c *pluginClient) Control(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[HostControl, PluginControl], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Plugin_ServiceDesc.Streams[1], Plugin_Control_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[HostControl, PluginControl]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Plugin_ControlClient = grpc.BidiStreamingClient[HostControl, PluginControl]
+
 // PluginServer is the server API for Plugin service.
 // All implementations must embed UnimplementedPluginServer
 // for forward compatibility.
 //
 // Plugin is what a plugin process serves to its host. The host calls, in this order: Describe (any number of times, no
-// side effects), Setup (once), Activate (once), then keeps one Bus stream open until Drain and Stop.
+// side effects), Control (one stream until the end), Setup (once), Activate (once), then keeps one Bus stream open until Drain
+// and Stop. Fields and frames that a side does not know it ignores.
 type PluginServer interface {
 	Describe(context.Context, *DescribeRequest) (*Manifest, error)
 	// Setup hands over identity, config, the facts of what the plugin needs and the host's address, and applies the plugin.
 	// Nothing the plugin registers is reachable before Activate.
 	Setup(context.Context, *SetupRequest) (*SetupReply, error)
 	Activate(context.Context, *ActivateRequest) (*ActivateReply, error)
-	Health(context.Context, *HealthRequest) (*HealthReply, error)
 	// Drain tells the plugin that no new call trees will reach it; it returns when the calls in flight have ended.
 	Drain(context.Context, *DrainRequest) (*DrainReply, error)
 	// Stop undoes the plugin's effects, newest first, and then the process ends.
 	Stop(context.Context, *StopRequest) (*StopReply, error)
-	// Bus carries event dispatches for the lifetime of a generation. Frames of unknown kinds are ignored by both sides.
+	// Bus carries event dispatches for the lifetime of a generation.
 	Bus(grpc.BidiStreamingServer[HostFrame, PluginFrame]) error
+	// Control carries what is neither call nor event: log records, the log level, beats. A plugin that has it not answers
+	// UNIMPLEMENTED; what it writes on stderr is its log then, and nobody asks whether it is well.
+	Control(grpc.BidiStreamingServer[HostControl, PluginControl]) error
 	mustEmbedUnimplementedPluginServer()
 }
 
@@ -188,9 +197,6 @@ func (UnimplementedPluginServer) Setup(context.Context, *SetupRequest) (*SetupRe
 func (UnimplementedPluginServer) Activate(context.Context, *ActivateRequest) (*ActivateReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Activate not implemented")
 }
-func (UnimplementedPluginServer) Health(context.Context, *HealthRequest) (*HealthReply, error) {
-	return nil, status.Error(codes.Unimplemented, "method Health not implemented")
-}
 func (UnimplementedPluginServer) Drain(context.Context, *DrainRequest) (*DrainReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
 }
@@ -199,6 +205,9 @@ func (UnimplementedPluginServer) Stop(context.Context, *StopRequest) (*StopReply
 }
 func (UnimplementedPluginServer) Bus(grpc.BidiStreamingServer[HostFrame, PluginFrame]) error {
 	return status.Error(codes.Unimplemented, "method Bus not implemented")
+}
+func (UnimplementedPluginServer) Control(grpc.BidiStreamingServer[HostControl, PluginControl]) error {
+	return status.Error(codes.Unimplemented, "method Control not implemented")
 }
 func (UnimplementedPluginServer) mustEmbedUnimplementedPluginServer() {}
 func (UnimplementedPluginServer) testEmbeddedByValue()                {}
@@ -275,24 +284,6 @@ func _Plugin_Activate_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Plugin_Health_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(HealthRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(PluginServer).Health(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Plugin_Health_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(PluginServer).Health(ctx, req.(*HealthRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _Plugin_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DrainRequest)
 	if err := dec(in); err != nil {
@@ -336,6 +327,13 @@ func _Plugin_Bus_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Plugin_BusServer = grpc.BidiStreamingServer[HostFrame, PluginFrame]
 
+func _Plugin_Control_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(PluginServer).Control(&grpc.GenericServerStream[HostControl, PluginControl]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Plugin_ControlServer = grpc.BidiStreamingServer[HostControl, PluginControl]
+
 // Plugin_ServiceDesc is the grpc.ServiceDesc for Plugin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -356,10 +354,6 @@ var Plugin_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Plugin_Activate_Handler,
 		},
 		{
-			MethodName: "Health",
-			Handler:    _Plugin_Health_Handler,
-		},
-		{
 			MethodName: "Drain",
 			Handler:    _Plugin_Drain_Handler,
 		},
@@ -372,6 +366,12 @@ var Plugin_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Bus",
 			Handler:       _Plugin_Bus_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Control",
+			Handler:       _Plugin_Control_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},
