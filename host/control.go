@@ -163,7 +163,7 @@ func (s controlServer) person(ctx context.Context, what string) (kernelv1.Level,
 func (s controlServer) Status(context.Context, *controlv1.StatusRequest) (*controlv1.StatusReply, error) {
 	out := &controlv1.StatusReply{
 		Deployment: s.h.layout.ID, Compose: s.h.composed().plan.Path, Pid: int64(os.Getpid()), Version: s.h.options.Version,
-		ReadyMs: s.h.ready.Milliseconds(),
+		ReadyMs: s.h.ready.Milliseconds(), Locked: s.h.options.Locked,
 	}
 	for _, e := range s.h.mounted() {
 		out.Entries = append(out.Entries, e.status())
@@ -489,7 +489,7 @@ func (e *entry) status() *controlv1.EntryStatus {
 	what := e.now()
 	out := &controlv1.EntryStatus{
 		Id: e.id, Plugin: what.manifest.GetName(), Version: what.manifest.GetVersion(), Digest: what.digest, Place: what.place(),
-		State: "pending",
+		State: "pending", Tier: string(what.tier()),
 	}
 	var waiting []string
 	if f := e.mount(); f != nil { // a row that is being added has none yet

@@ -492,7 +492,7 @@ func (e *entry) provider() (*route.Provider, error) {
 
 // executable launches generations as processes of a staged executable, confined unless manifest and row agree that it is not.
 func (h *Host) executable(row *compose.Entry, path, digest string, unconfined bool) func(context.Context, uint64, *slog.Logger) (generationProcess, error) {
-	return func(ctx context.Context, _ uint64, log *slog.Logger) (generationProcess, error) {
+	return func(ctx context.Context, number uint64, log *slog.Logger) (generationProcess, error) {
 		dir, err := os.MkdirTemp(h.layout.RunDir, "p") // short: a socket's path has 108 bytes
 		if err != nil {
 			return nil, fmt.Errorf("run directory of %s: %w", row.ID, err)
@@ -504,6 +504,7 @@ func (h *Host) executable(row *compose.Entry, path, digest string, unconfined bo
 		g, err := process.Start(ctx, process.Spec{
 			Entry: row.ID, Path: path, Digest: digest, Env: process.Environment(row.Env), Dir: state, RunDir: dir,
 			Log: log, LogOutput: h.pluginLog(row.ID), StartTimeout: row.Timeouts.Start, Unconfined: unconfined,
+			Limits: limitsOf(row), Name: fmt.Sprintf("%s-%d", row.ID, number),
 		})
 		if err != nil {
 			return nil, errors.Join(err, os.RemoveAll(dir))

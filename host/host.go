@@ -46,7 +46,9 @@ type Options struct {
 	Compose string // path of the compose file
 	State   string // where to keep state instead of the default place; "" for that
 	Version string
-	Log     io.Writer // the host's log, as text; nil drops it
+	// Locked refuses everything that the lock file beside the compose file does not accept.
+	Locked bool
+	Log    io.Writer // the host's log, as text; nil drops it
 	// LogLevel is of the host and of its plugins.
 	LogLevel slog.Level
 }
@@ -122,7 +124,7 @@ func (e *StartError) Error() string {
 func (e *StartError) Unwrap() error { return e.Err }
 
 // Start hosts a deployment. The context bounds the start, not the host. Errors are *CompositionError,
-// *trust.UntrustedError, *RunningError, *EnvironmentError or *StartError.
+// *trust.UntrustedError, *LockError, *RunningError, *EnvironmentError or *StartError.
 func Start(ctx context.Context, o Options) (_ *Host, err error) {
 	h, err := prepare(o)
 	if err != nil {

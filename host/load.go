@@ -14,6 +14,8 @@ import (
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	"github.com/cordon-host/cordon/host/build"
 	"github.com/cordon-host/cordon/host/compose"
+	"github.com/cordon-host/cordon/host/lock"
+	"github.com/cordon-host/cordon/host/process"
 	"github.com/cordon-host/cordon/host/trust"
 )
 
@@ -26,6 +28,7 @@ type source struct {
 	cache  *build.Cache
 	inputs map[string]*build.Inputs // by row
 	tree   *trust.Tree
+	lock   *lock.File // nil when there is none
 }
 
 // read reads a composition. It lists what leads to execution; it builds and runs nothing.
@@ -39,7 +42,12 @@ func read(ctx context.Context, o Options, layout trust.Layout) (*source, error) 
 		return nil, &EnvironmentError{err}
 	}
 	s := &source{plan: plan, cache: cache, inputs: map[string]*build.Inputs{}}
-	diags = compose.Join(diags, unsupported(plan))
+	accepted, sum, wrong := lock.Read(lock.Path(plan))
+	diags = compose.Join(diags, wrong)
+	var others []trust.File
+	if s.lock = accepted; accepted != nil {
+		others = append(others, trust.File{Path: lock.Path(plan), SHA256: sum})
+	}
 	var rows []*compose.Entry
 	var dirs []string
 	for _, row := range plan.Entries {
@@ -57,21 +65,31 @@ func read(ctx context.Context, o Options, layout trust.Layout) (*source, error) 
 	if diags.HasErrors() {
 		return nil, &CompositionError{compose.Join(diags)}
 	}
-	if s.tree, err = trust.Survey(plan, s.inputs); err != nil {
+	if s.tree, err = trust.Survey(plan, s.inputs, others...); err != nil {
 		return nil, &EnvironmentError{err}
 	}
 	return s, nil
 }
 
-// unsupported are keys that the format has and this host does not enforce. Accepting them would promise something.
-func unsupported(plan *compose.Plan) compose.Diagnostics {
+// limitable are the rows that ask for limits which this machine cannot enforce. Starting them without would promise something.
+func limitable(plan *compose.Plan) compose.Diagnostics {
 	var out compose.Diagnostics
 	for _, row := range plan.Entries {
-		if row.Limits != (compose.Limits{}) {
-			out = append(out, plan.Diagnose(row, "limits", compose.CodeUnsupported, "limits of %s: this host does not enforce limits yet", row.ID))
+		if row.Disabled {
+			continue
+		}
+		var missing *process.LimitError
+		if err := process.Limitable(limitsOf(row)); errors.As(err, &missing) {
+			d := plan.Diagnose(row, "limits", compose.CodeLimits, "limits of %s cannot be enforced on this machine: %s", row.ID, missing.Missing)
+			d.Hints = append(d.Hints, missing.Fix)
+			out = append(out, d)
 		}
 	}
 	return out
+}
+
+func limitsOf(row *compose.Entry) process.Limits {
+	return process.Limits{Memory: row.Limits.Memory, Pids: row.Limits.Pids}
 }
 
 // diagnose places a plugin's failure at its row, with what a compiler said as notes.
@@ -120,12 +138,26 @@ func (h *Host) load(ctx context.Context) (*composition, error) {
 // compose builds and stages what the rows run, asks each what it is, and checks that all of it holds together.
 func (h *Host) compose(ctx context.Context, s *source) (*composition, error) {
 	c := &composition{source: s, offering: map[string][]*compose.Entry{}}
+	if diags := limitable(s.plan); diags.HasErrors() {
+		return nil, &CompositionError{diags}
+	}
 	var err error
 	if c.executables, err = s.build(ctx); err != nil {
 		return nil, err
 	}
+	if h.options.Locked {
+		// Before anything is started, if only to be asked what it is.
+		if err := c.lockedPrograms(); err != nil {
+			return nil, err
+		}
+	}
 	if c.manifests, err = h.describe(ctx, c); err != nil {
 		return nil, err
+	}
+	if h.options.Locked {
+		if err := c.lockedInterfaces(); err != nil {
+			return nil, err
+		}
 	}
 	builtins, err := builtinManifests()
 	if err != nil {
@@ -266,18 +298,34 @@ func writeFile(path string, data []byte) error {
 }
 
 // Validate checks a composition without mounting anything: it starts a plugin only to ask what it is, and only if that is not
-// known yet.
-func Validate(ctx context.Context, o Options) (compose.Diagnostics, error) {
+// known yet. What it finds wrong is not an error. The second result is what the rows would run, empty if something is wrong.
+func Validate(ctx context.Context, o Options) (compose.Diagnostics, []Runs, error) {
 	h, err := prepare(o)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	_, err = h.load(ctx)
+	c, err := h.load(ctx)
 	var wrong *CompositionError
-	if errors.As(err, &wrong) {
-		return wrong.Diagnostics, nil
+	switch {
+	case errors.As(err, &wrong):
+		return wrong.Diagnostics, nil, nil
+	case err != nil:
+		return nil, nil, err
 	}
-	return nil, err
+	var rows []Runs
+	for _, row := range c.plan.Entries {
+		if exe, ok := c.executables[row.ID]; ok {
+			rows = append(rows, Runs{row.ID, c.tier(row, exe.digest), exe.digest})
+		}
+	}
+	return nil, rows, nil
+}
+
+// Runs is what a row would run.
+type Runs struct {
+	Entry  string `json:"id"`
+	Tier   Tier   `json:"tier"`
+	Digest string `json:"digest"`
 }
 
 // Trusted is what Trust recorded.

@@ -25,6 +25,7 @@ import (
 	rules "github.com/cordon-host/cordon/capability/session"
 	"github.com/cordon-host/cordon/ctxsvc"
 	"github.com/cordon-host/cordon/host/compose"
+	"github.com/cordon-host/cordon/host/lock"
 	"github.com/cordon-host/cordon/host/reload"
 	"github.com/cordon-host/cordon/host/route"
 	"github.com/cordon-host/cordon/host/session"
@@ -117,7 +118,7 @@ func (h *Host) watchFiles() error {
 	return h.reload.watcher.Watch(slices.Collect(maps.Keys(dirs)), func(path string) bool {
 		name := filepath.Base(path)
 		return files[path] || filepath.Dir(path) == h.layout.TrustDir || filepath.Ext(path) == ".go" ||
-			slices.Contains([]string{"go.mod", "go.sum", "go.work", compose.FileName}, name)
+			slices.Contains([]string{"go.mod", "go.sum", "go.work", compose.FileName, lock.FileName}, name)
 	})
 }
 

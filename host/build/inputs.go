@@ -381,6 +381,12 @@ func (in *Inputs) key() string {
 	return hex.EncodeToString(sum[:])
 }
 
+// Compiler is the version of the Go that compiles the inputs, and the platform it compiles for. The same inputs make the same
+// binary, to the byte, with the same compiler.
+func (in *Inputs) Compiler() (version, platform string) {
+	return in.tool.Version, runtime.GOOS + "/" + runtime.GOARCH
+}
+
 func moduleRoot(dir string) (string, error) {
 	for d := dir; ; d = filepath.Dir(d) {
 		if info, err := os.Stat(filepath.Join(d, "go.mod")); err == nil && info.Mode().IsRegular() {

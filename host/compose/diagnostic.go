@@ -87,6 +87,19 @@ const (
 	CodeUnconfined     Code = "C411"
 )
 
+// The lock file; see package lock.
+const (
+	CodeLockFile      Code = "C501"
+	CodeNotLocked     Code = "C502"
+	CodeLockDigest    Code = "C503"
+	CodeLockInterface Code = "C504"
+)
+
+// What this machine cannot do of it.
+const (
+	CodeLimits Code = "C601"
+)
+
 // Position is a place in a file: its name as it was given to [Load], line and column counted from 1, columns in
 // characters. The zero Position is no place at all.
 type Position struct {

@@ -59,6 +59,9 @@ type Spec struct {
 	StartTimeout time.Duration // 0 for DefaultStartTimeout
 	// Unconfined runs the process with everything this one can do. Otherwise it gets the confinement of plugins; see confine.
 	Unconfined bool
+	// Limits bound the process with everything it starts. Name tells its control group from those of other entries.
+	Limits Limits
+	Name   string
 }
 
 // Generation is one running process of an entry.
@@ -107,7 +110,7 @@ func Start(ctx context.Context, spec Spec) (*Generation, error) {
 	g := &Generation{entry: spec.Entry, tail: &tail{max: stderrTail}, done: make(chan struct{})}
 	g.run = &execRunner{
 		path: spec.Path, digest: spec.Digest, name: spec.Entry, dir: spec.Dir, log: spec.Log, done: make(chan struct{}),
-		runDir: spec.RunDir, unconfined: spec.Unconfined,
+		runDir: spec.RunDir, unconfined: spec.Unconfined, limits: spec.Limits, group: spec.Name,
 	}
 	g.client = goplugin.NewClient(&goplugin.ClientConfig{
 		HandshakeConfig:  handshake,
@@ -132,7 +135,7 @@ func Start(ctx context.Context, spec Spec) (*Generation, error) {
 		e := &StartError{Entry: spec.Entry, Phase: phase, Stderr: g.tail.String(), Err: err}
 		if g.PID() != 0 {
 			<-g.run.done
-			e.Exit = exitText(g.run.state)
+			e.Exit = g.run.exit()
 		}
 		return nil, e
 	}
@@ -175,7 +178,7 @@ func firstLine(err error) error {
 // watch waits for the process to end.
 func (g *Generation) watch() {
 	<-g.run.done
-	g.exit = exitText(g.run.state)
+	g.exit = g.run.exit()
 	close(g.done)
 }
 
@@ -329,7 +332,14 @@ func Environment(row map[string]string) []string {
 	return env
 }
 
-func allowed(name string) bool {
-	return slices.Contains([]string{"PATH", "HOME", "TMPDIR", "LANG", "TZ", "USER", "LOGNAME", "SHELL"}, name) ||
-		strings.HasPrefix(name, "LC_") || strings.HasPrefix(name, "SSL_")
+// inherited are the variables of the host that a plugin gets: where programs, the person's files and temporary files are, who the
+// person is, language, time zone, and which certificates to believe. Whole names only: a prefix such as SSL_ or LC_ would let
+// through what somebody put a secret into, as SSL_KEY_PASSWORD, or what a remote login may set.
+var inherited = []string{
+	"PATH", "HOME", "TMPDIR", "USER", "LOGNAME", "SHELL", "TZ",
+	"LANG", "LANGUAGE", "LC_ALL", "LC_ADDRESS", "LC_COLLATE", "LC_CTYPE", "LC_IDENTIFICATION", "LC_MEASUREMENT", "LC_MESSAGES",
+	"LC_MONETARY", "LC_NAME", "LC_NUMERIC", "LC_PAPER", "LC_TELEPHONE", "LC_TIME",
+	"SSL_CERT_FILE", "SSL_CERT_DIR",
 }
+
+func allowed(name string) bool { return slices.Contains(inherited, name) }

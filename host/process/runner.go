@@ -53,6 +53,8 @@ type execRunner struct {
 	log    *slog.Logger
 
 	unconfined bool
+	limits     Limits
+	group      string // the name of its control group
 
 	pid      atomic.Int64 // 0 until started
 	lifeline *os.File     // closing it tells the plugin to end
@@ -63,7 +65,11 @@ type execRunner struct {
 	done    chan struct{} // closed when the process was reaped and its group killed
 	drained sync.WaitGroup
 	state   *os.ProcessState // valid after done
+	hit     string           // which limits it ran into; valid after done
 }
+
+// afterCheck, if set, runs between the check of the executable and its execution. It is for tests.
+var afterCheck func(path string)
 
 // Start forks the process from a thread that lives as long as it does: the parent-death signal follows the thread.
 func (r *execRunner) Start(ctx context.Context) error {
@@ -80,11 +86,20 @@ func (r *execRunner) Start(ctx context.Context) error {
 		return fmt.Errorf("plugin executable %s: sha256 is %s, want %s: it changed after it was checked", r.path, got, r.digest)
 	}
 
+	if afterCheck != nil {
+		afterCheck(r.path)
+	}
+
 	files, err := newPipes()
 	if err != nil {
 		return err
 	}
 	defer files.closeChild()
+	group, err := newLeaf(r.limits, r.group)
+	if err != nil {
+		files.closeHost()
+		return fmt.Errorf("plugin %s: %w", r.name, err)
+	}
 
 	cmd := &exec.Cmd{
 		Path:        "/proc/self/fd/" + strconv.Itoa(childExecFD),
@@ -97,13 +112,15 @@ func (r *execRunner) Start(ctx context.Context) error {
 		ExtraFiles:  []*os.File{exe},
 		SysProcAttr: &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL},
 	}
+	group.place(cmd.SysProcAttr)
 	started := make(chan error, 1)
 	go func() {
 		// The thread is never given back: a restriction of it cannot be lifted, and ends with it.
 		runtime.LockOSThread()
 		err := ctx.Err()
 		if err == nil && !r.unconfined {
-			err = confine(r.path, r.dir, r.runDir)
+			// By its descriptor: another file may have the name by now.
+			err = confine("/proc/self/fd/"+strconv.Itoa(int(exe.Fd())), r.dir, r.runDir)
 		}
 		if err == nil {
 			err = cmd.Start()
@@ -118,11 +135,21 @@ func (r *execRunner) Start(ctx context.Context) error {
 		r.state = cmd.ProcessState
 		// What the plugin left behind in its group ends with it.
 		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+		left := make(chan struct{})
+		go func() { // on another thread: this one may not write to control groups
+			defer close(left)
+			var err error
+			if r.hit, err = group.end(); err != nil {
+				r.log.Error("control group of a plugin stays", "error", err)
+			}
+		}()
+		<-left
 		close(r.done)
 	}()
 	if err := <-started; err != nil {
 		files.closeHost()
-		return fmt.Errorf("plugin %s: start: %w", r.name, err)
+		_, leaving := group.end()
+		return fmt.Errorf("plugin %s: start: %w", r.name, errors.Join(err, leaving))
 	}
 	r.lifeline, r.outR, r.errR = files.inW, files.outR, files.errR
 	var shakeW *io.PipeWriter
@@ -238,6 +265,15 @@ func (d drainReader) Read(p []byte) (int, error) {
 		err = io.EOF
 	}
 	return n, err
+}
+
+// exit says how the process ended, and which limits it ran into.
+func (r *execRunner) exit() string {
+	text := exitText(r.state)
+	if r.hit != "" {
+		text += "; " + r.hit
+	}
+	return text
 }
 
 // exitText says how a process ended.

@@ -11,10 +11,8 @@ import (
 
 	"github.com/cordon-host/cordon/host/build"
 	"github.com/cordon-host/cordon/host/compose"
+	"github.com/cordon-host/cordon/host/lock"
 )
-
-// LockName is the name of the lock file beside a compose file.
-const LockName = "compose.lock"
 
 // File is one file that leads to execution.
 type File struct {
@@ -31,11 +29,14 @@ type Tree struct {
 
 // Survey takes the digests of everything that leads to execution under a plan: its files, the inputs of the rows that
 // name packages (by id, as [build.Cache.Inputs] lists them), the executables of the other rows. Disabled rows run
-// nothing and are left out. It only reads.
-func Survey(plan *compose.Plan, inputs map[string]*build.Inputs) (*Tree, error) {
+// nothing and are left out. Others are files that were read besides, such as the lock. It only reads.
+func Survey(plan *compose.Plan, inputs map[string]*build.Inputs, others ...File) (*Tree, error) {
 	t := &Tree{plan: plan, inputs: inputs}
 	files := map[string]string{}
 	for _, f := range plan.Files {
+		files[f.Path] = f.SHA256
+	}
+	for _, f := range others {
 		files[f.Path] = f.SHA256
 	}
 	for _, e := range plan.Entries {
@@ -59,8 +60,25 @@ func Survey(plan *compose.Plan, inputs map[string]*build.Inputs) (*Tree, error) 
 	for path, sum := range files {
 		t.files = append(t.files, File{path, sum})
 	}
-	slices.SortFunc(t.files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
+	t.sort()
 	return t, nil
+}
+
+// With is the tree with one file as it is now, and all others as they were when it was looked at.
+func (t *Tree) With(f File) *Tree {
+	out := &Tree{plan: t.plan, inputs: t.inputs}
+	for _, old := range t.files {
+		if old.Path != f.Path {
+			out.files = append(out.files, old)
+		}
+	}
+	out.files = append(out.files, f)
+	out.sort()
+	return out
+}
+
+func (t *Tree) sort() {
+	slices.SortFunc(t.files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
 }
 
 // Path is the canonical path of the compose file.
@@ -118,7 +136,7 @@ func (t *Tree) Protected() []string {
 	for _, f := range t.plan.Files {
 		add(f.Path)
 	}
-	add(filepath.Join(t.plan.Dir, LockName))
+	add(lock.Path(t.plan))
 	for _, in := range t.inputs {
 		add(in.Packages...)
 		add(in.Toolchain...)

@@ -171,7 +171,12 @@ type UntrustedError struct {
 const maxNamed = 10
 
 // Command is what a person runs, having looked, to agree.
-func (e *UntrustedError) Command() string { return "cordon trust -f " + shellWord(e.Path) }
+func (e *UntrustedError) Command() string { return Command("trust", e.Path) }
+
+// Command is a command of the command line about a compose file, to be pasted into a POSIX shell.
+func Command(verb, composePath string) string {
+	return "cordon " + verb + " -f " + shellWord(composePath)
+}
 
 func (e *UntrustedError) Error() string {
 	var b strings.Builder

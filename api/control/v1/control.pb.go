@@ -67,6 +67,7 @@ type StatusReply struct {
 	Entries       []*EntryStatus         `protobuf:"bytes,5,rep,name=entries,proto3" json:"entries,omitempty"`
 	ReadyMs       int64                  `protobuf:"varint,6,opt,name=ready_ms,json=readyMs,proto3" json:"ready_ms,omitempty"` // start to ready
 	Rejected      string                 `protobuf:"bytes,7,opt,name=rejected,proto3" json:"rejected,omitempty"`               // why the newest edit of the composition is not what runs; empty when it is
+	Locked        bool                   `protobuf:"varint,30,opt,name=locked,proto3" json:"locked,omitempty"`                 // the host runs nothing but what the lock file accepts
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -150,6 +151,13 @@ func (x *StatusReply) GetRejected() string {
 	return ""
 }
 
+func (x *StatusReply) GetLocked() bool {
+	if x != nil {
+		return x.Locked
+	}
+	return false
+}
+
 type EntryStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -167,6 +175,7 @@ type EntryStatus struct {
 	Place         string                 `protobuf:"bytes,13,opt,name=place,proto3" json:"place,omitempty"`                           // file:line of the row
 	StartedMs     int64                  `protobuf:"varint,14,opt,name=started_ms,json=startedMs,proto3" json:"started_ms,omitempty"` // of the generation
 	Draining      int64                  `protobuf:"varint,15,opt,name=draining,proto3" json:"draining,omitempty"`                    // generations before it that still serve the calls they began
+	Tier          string                 `protobuf:"bytes,30,opt,name=tier,proto3" json:"tier,omitempty"`                             // how its code came to be here: built-in, locked, development
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -304,6 +313,13 @@ func (x *EntryStatus) GetDraining() int64 {
 		return x.Draining
 	}
 	return 0
+}
+
+func (x *EntryStatus) GetTier() string {
+	if x != nil {
+		return x.Tier
+	}
+	return ""
 }
 
 type ListToolsRequest struct {
@@ -2080,7 +2096,7 @@ var File_cordon_control_v1_control_proto protoreflect.FileDescriptor
 const file_cordon_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"\x1fcordon/control/v1/control.proto\x12\x11cordon.control.v1\x1a\x1fcordon/sandbox/v1/sandbox.proto\"\x0f\n" +
-	"\rStatusRequest\"\xe4\x01\n" +
+	"\rStatusRequest\"\xfc\x01\n" +
 	"\vStatusReply\x12\x1e\n" +
 	"\n" +
 	"deployment\x18\x01 \x01(\tR\n" +
@@ -2090,7 +2106,8 @@ const file_cordon_control_v1_control_proto_rawDesc = "" +
 	"\aversion\x18\x04 \x01(\tR\aversion\x128\n" +
 	"\aentries\x18\x05 \x03(\v2\x1e.cordon.control.v1.EntryStatusR\aentries\x12\x19\n" +
 	"\bready_ms\x18\x06 \x01(\x03R\areadyMs\x12\x1a\n" +
-	"\brejected\x18\a \x01(\tR\brejected\"\xfc\x02\n" +
+	"\brejected\x18\a \x01(\tR\brejected\x12\x16\n" +
+	"\x06locked\x18\x1e \x01(\bR\x06locked\"\x90\x03\n" +
 	"\vEntryStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12\x18\n" +
@@ -2110,7 +2127,8 @@ const file_cordon_control_v1_control_proto_rawDesc = "" +
 	"\x05place\x18\r \x01(\tR\x05place\x12\x1d\n" +
 	"\n" +
 	"started_ms\x18\x0e \x01(\x03R\tstartedMs\x12\x1a\n" +
-	"\bdraining\x18\x0f \x01(\x03R\bdraining\"\x12\n" +
+	"\bdraining\x18\x0f \x01(\x03R\bdraining\x12\x12\n" +
+	"\x04tier\x18\x1e \x01(\tR\x04tier\"\x12\n" +
 	"\x10ListToolsRequest\"?\n" +
 	"\x0eListToolsReply\x12-\n" +
 	"\x05tools\x18\x01 \x03(\v2\x17.cordon.control.v1.ToolR\x05tools\"u\n" +

@@ -13,7 +13,9 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	controlv1 "github.com/cordon-host/cordon/api/control/v1"
+	"github.com/cordon-host/cordon/host"
 	"github.com/cordon-host/cordon/host/compose"
+	"github.com/cordon-host/cordon/host/lock"
 )
 
 // place says which deployment a command is about, and what of its host's log to show.
@@ -22,6 +24,7 @@ type place struct {
 	log            io.Writer
 	level          slog.Level
 	version        string
+	locked         bool // run nothing that the lock file does not accept
 }
 
 // deployment is where a command gets its host from.
@@ -30,8 +33,17 @@ type deployment interface {
 	dial(context.Context) (controlv1.ControlClient, io.Closer, error)
 	// start hosts the deployment in this process; a *busyError when another process does.
 	start(context.Context) (hosted, error)
-	validate(context.Context) (compose.Diagnostics, error)
+	validate(context.Context) (compose.Diagnostics, []host.Runs, error)
 	trust(context.Context) (trusted, error)
+	// lock finds out what accepting the composition as it is would change, and how to write that down.
+	lock(context.Context) (locking, error)
+}
+
+// locking is a lock file that could be written.
+type locking struct {
+	path    string
+	changes []lock.Change
+	write   func() error
 }
 
 // hosted is a host in this process.
@@ -61,7 +73,7 @@ func (e *busyError) Error() string {
 
 // place finds the compose file.
 func (a *app) place(quiet slog.Level) (place, error) {
-	p := place{log: a.stderr, level: a.logLevel(quiet), version: version()}
+	p := place{log: a.stderr, level: a.logLevel(quiet), version: version(), locked: a.locked}
 	var err error
 	if p.compose, err = a.path(a.file); err != nil {
 		return p, err
@@ -173,6 +185,11 @@ func (a *app) dial(ctx context.Context, d deployment, code string) (*attached, e
 		return nil, err
 	}
 	h := &attached{ControlClient: client, close: conn.Close}
+	if a.locked {
+		if err := h.held(ctx); err != nil {
+			return nil, errors.Join(err, conn.Close())
+		}
+	}
 	if code == "" {
 		return h, nil
 	}
@@ -180,6 +197,18 @@ func (a *app) dial(ctx context.Context, d deployment, code string) (*attached, e
 		return nil, errors.Join(err, conn.Close())
 	}
 	return h, nil
+}
+
+// held holds that the running host is one that runs nothing but what is accepted: a command cannot make it so.
+func (h *attached) held(ctx context.Context) error {
+	s, err := h.Status(ctx, &controlv1.StatusRequest{})
+	if err != nil {
+		return err
+	}
+	if !s.GetLocked() {
+		return failf(exitTrust, "the host that runs (pid %d) was not started with --locked", s.GetPid()).hint("stop it, then run  cordon up --locked")
+	}
+	return nil
 }
 
 // login exchanges a one-use code for a token.

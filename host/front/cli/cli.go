@@ -78,6 +78,7 @@ type app struct {
 
 	file, state   string
 	json, verbose bool
+	locked        bool
 }
 
 func (w world) run(ctx context.Context, args []string) int {
@@ -145,6 +146,7 @@ Exit codes: 0 done, 1 the tool or command failed or was refused, 2 usage,
 	flags.StringVarP(&a.file, "file", "f", "", "the compose `file` (default: the nearest compose.yml)")
 	flags.StringVar(&a.state, "state", "", "the `directory` for state (default: below $XDG_STATE_HOME)")
 	flags.BoolVar(&a.json, "json", false, "print JSON")
+	flags.BoolVar(&a.locked, "locked", false, "run nothing that compose.lock does not accept")
 	flags.BoolVarP(&a.verbose, "verbose", "v", false, "print the host's log on stderr")
 	root.AddGroup(
 		&cobra.Group{ID: "work", Title: "Work:"},
@@ -159,7 +161,7 @@ Exit codes: 0 done, 1 the tool or command failed or was refused, 2 usage,
 	}
 	add("work", a.upCommand(), a.callCommand(), a.runCommand(), a.toolsCommand(), a.promptCommand())
 	add("sessions", a.sessionsCommand(), a.logCommand(), a.modeCommand(), a.approvalCommand(), a.presetCommand(), a.approveCommand())
-	add("deployment", a.validateCommand(), a.trustCommand(), a.statusCommand(), a.reloadCommand(), a.doctorCommand())
+	add("deployment", a.validateCommand(), a.trustCommand(), a.lockCommand(), a.statusCommand(), a.reloadCommand(), a.doctorCommand())
 	return root
 }
 

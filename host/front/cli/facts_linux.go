@@ -1,16 +1,19 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cordon-host/cordon/host/process"
 )
 
 // facts looks at what the kernel offers and what it forbids. It changes nothing.
 func facts() []fact {
-	return []fact{kernelFact(), userFact(), landlockFact(), namespaceFact(), restrictionFact()}
+	return []fact{kernelFact(), userFact(), landlockFact(), namespaceFact(), restrictionFact(), limitsFact()}
 }
 
 func kernelFact() fact {
@@ -80,6 +83,29 @@ func restrictionFact() fact {
 		f.Value = strings.Join(found, ", ")
 		f.Problem = "a container or another sandbox may forbid what a runner needs"
 		f.Fix = "run cordon outside of it if a runner above is not usable"
+	}
+	return f
+}
+
+// limitsFact says which limits of plugins a host that is started as this process was can enforce.
+func limitsFact() fact {
+	f := fact{Name: "limits of plugins"}
+	var able []string
+	for _, l := range []struct {
+		name string
+		want process.Limits
+	}{{"memory", process.Limits{Memory: 1}}, {"pids", process.Limits{Pids: 1}}} {
+		err := process.Limitable(l.want)
+		var missing *process.LimitError
+		switch {
+		case err == nil:
+			able = append(able, l.name)
+		case errors.As(err, &missing) && f.Problem == "":
+			f.Problem, f.Fix = missing.Missing, missing.Fix
+		}
+	}
+	if f.Value = strings.Join(able, ", "); f.Value == "" {
+		f.Value = "none"
 	}
 	return f
 }

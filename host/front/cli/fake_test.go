@@ -22,7 +22,9 @@ import (
 	controlv1 "github.com/cordon-host/cordon/api/control/v1"
 	sandboxv1 "github.com/cordon-host/cordon/api/sandbox/v1"
 	"github.com/cordon-host/cordon/capability/fault"
+	"github.com/cordon-host/cordon/host"
 	"github.com/cordon-host/cordon/host/compose"
+	"github.com/cordon-host/cordon/host/lock"
 )
 
 var update = flag.Bool("update", false, "write golden files instead of comparing with them")
@@ -69,6 +71,10 @@ type fake struct {
 	// What start, validate and trust fail with or find.
 	startErr, trustErr error
 	diagnostics        compose.Diagnostics
+	runs               []host.Runs
+	changes            []lock.Change // what cordon lock would write
+	writeErr           error
+	wrote              int
 	busy               int // how often start finds another host before it does not
 
 	status    *controlv1.StatusReply
@@ -165,8 +171,12 @@ func (d fakeDeployment) start(context.Context) (hosted, error) {
 	return fakeHost{d.f, c}, nil
 }
 
-func (d fakeDeployment) validate(context.Context) (compose.Diagnostics, error) {
-	return d.f.diagnostics, d.f.startErr
+func (d fakeDeployment) validate(context.Context) (compose.Diagnostics, []host.Runs, error) {
+	return d.f.diagnostics, d.f.runs, d.f.startErr
+}
+
+func (d fakeDeployment) lock(context.Context) (locking, error) {
+	return locking{"/srv/compose.lock", d.f.changes, func() error { d.f.wrote++; return d.f.writeErr }}, d.f.startErr
 }
 
 func (d fakeDeployment) trust(context.Context) (trusted, error) {

@@ -15,7 +15,7 @@ import (
 type hosting struct{ options host.Options }
 
 func openDeployment(p place) deployment {
-	return hosting{host.Options{Compose: p.compose, State: p.state, Log: p.log, LogLevel: p.level, Version: p.version}}
+	return hosting{host.Options{Compose: p.compose, State: p.state, Log: p.log, LogLevel: p.level, Version: p.version, Locked: p.locked}}
 }
 
 func (d hosting) dial(ctx context.Context) (controlv1.ControlClient, io.Closer, error) {
@@ -34,9 +34,17 @@ func (d hosting) start(ctx context.Context) (hosted, error) {
 	return h, nil
 }
 
-func (d hosting) validate(ctx context.Context) (compose.Diagnostics, error) {
-	diags, err := host.Validate(ctx, d.options)
-	return diags, coded(err)
+func (d hosting) validate(ctx context.Context) (compose.Diagnostics, []host.Runs, error) {
+	diags, rows, err := host.Validate(ctx, d.options)
+	return diags, rows, coded(err)
+}
+
+func (d hosting) lock(ctx context.Context) (locking, error) {
+	l, err := host.PrepareLock(ctx, d.options)
+	if err != nil {
+		return locking{}, coded(err)
+	}
+	return locking{l.Path, l.Changes, func() error { return coded(l.Write()) }}, nil
 }
 
 func (d hosting) trust(ctx context.Context) (trusted, error) {
@@ -55,12 +63,15 @@ func coded(err error) error {
 		environment *host.EnvironmentError
 		running     *host.RunningError
 		untrusted   *trust.UntrustedError
+		unlocked    *host.LockError
 	)
 	switch {
 	case err == nil:
 		return nil
 	case errors.As(err, &composition):
 		return &failure{code: exitComposition, err: err, text: composition.Error()}
+	case errors.As(err, &unlocked):
+		return &failure{code: exitTrust, err: err, text: unlocked.Error()}
 	case errors.As(err, &start):
 		return &failure{code: exitComposition, err: err}
 	case errors.As(err, &untrusted):

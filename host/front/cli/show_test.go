@@ -9,6 +9,7 @@ import (
 
 	controlv1 "github.com/cordon-host/cordon/api/control/v1"
 	sandboxv1 "github.com/cordon-host/cordon/api/sandbox/v1"
+	"github.com/cordon-host/cordon/host"
 )
 
 // furnished is a fake with something of everything.
@@ -16,8 +17,8 @@ func furnished() *fake {
 	f := newFake()
 	f.running = true
 	f.status.Entries = []*controlv1.EntryStatus{
-		{Id: "policy", Plugin: "sandbox-policy", Version: "0.1.0", State: "active", Generation: 1, Pid: 101, Digest: "aa", Provides: []string{"policy"}, Place: "compose.yml:8"},
-		{Id: "bash", Plugin: "tool-bash", Version: "0.1.0", State: "active", Generation: 3, Pid: 105, Digest: "bb", Needs: []string{"shell", "policy"}, Tools: []string{"bash"}, Place: "compose.yml:20"},
+		{Id: "policy", Plugin: "sandbox-policy", Version: "0.1.0", State: "active", Generation: 1, Pid: 101, Digest: "aa", Tier: "locked", Provides: []string{"policy"}, Place: "compose.yml:8"},
+		{Id: "bash", Plugin: "tool-bash", Version: "0.1.0", State: "active", Generation: 3, Pid: 105, Digest: "bb", Tier: "development", Needs: []string{"shell", "policy"}, Tools: []string{"bash"}, Place: "compose.yml:20"},
 		{Id: "mirror", Plugin: "mirror", State: "failed", Problem: "exit status 2\nstderr: no token", Listens: []string{"approval/request"}, Place: "compose.yml:24"},
 	}
 	f.tools = []*controlv1.Tool{
@@ -160,8 +161,20 @@ func TestTrustAndValidateJSON(t *testing.T) {
 		t.Errorf("exit code %d, %q", code, s.stdout)
 	}
 	s = newShell(t, newFake())
-	if code := s.run("validate", "--json"); code != 0 || s.stdout.String() != "[]\n" {
+	if code := s.run("validate", "--json"); code != 0 || s.stdout.String() != "{\"diagnostics\":[],\"entries\":[]}\n" {
 		t.Errorf("exit code %d, %q", code, s.stdout)
+	}
+	f := newFake()
+	f.runs = []host.Runs{{Entry: "bash", Tier: host.Locked, Digest: "aa"}}
+	s = newShell(t, f)
+	if code := s.run("validate", "--json"); code != 0 || s.stdout.String() != "{\"diagnostics\":[],\"entries\":[{\"id\":\"bash\",\"tier\":\"locked\",\"digest\":\"aa\"}]}\n" {
+		t.Errorf("exit code %d, %q", code, s.stdout)
+	}
+	f = newFake()
+	f.startErr = coded(&host.LockError{Diagnostics: bad502})
+	s = newShell(t, f)
+	if code := s.run("validate", "--json"); code != exitTrust || !strings.Contains(s.stdout.String(), `"code":"C502"`) || s.stderr.String() != "" {
+		t.Errorf("exit code %d, %q, %q", code, s.stdout, s.stderr)
 	}
 }
 

@@ -13,8 +13,9 @@ func (a *app) statusCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
 		Short: "show what the running host runs",
-		Long: `Show the entries of the running host: state, generation, process, what each
-provides and needs, why one is not active, and why an edit was not accepted.
+		Long: `Show the entries of the running host: state, generation, process, whether
+their code is built in, accepted by compose.lock or neither, what each provides
+and needs, why one is not active, and why an edit was not accepted.
 It starts no host; exit code 1 says that none runs.`,
 		Example: "  cordon status",
 		Args:    exactly(),
@@ -45,6 +46,7 @@ type statusDocument struct {
 	ReadyMs    int64            `json:"readyMs"`
 	Entries    []statusDocEntry `json:"entries"`
 	Rejected   string           `json:"rejected,omitempty"`
+	Locked     bool             `json:"locked"`
 }
 
 type statusDocEntry struct {
@@ -55,6 +57,7 @@ type statusDocEntry struct {
 	Generation uint64   `json:"generation"`
 	PID        int64    `json:"pid"`
 	Digest     string   `json:"digest"`
+	Tier       string   `json:"tier"` // built-in, locked, development
 	Provides   []string `json:"provides"`
 	Needs      []string `json:"needs"`
 	Tools      []string `json:"tools"`
@@ -66,12 +69,12 @@ type statusDocEntry struct {
 func newStatusDocument(r *controlv1.StatusReply) statusDocument {
 	doc := statusDocument{
 		Deployment: r.GetDeployment(), Compose: r.GetCompose(), PID: r.GetPid(), Version: r.GetVersion(), ReadyMs: r.GetReadyMs(),
-		Entries: []statusDocEntry{}, Rejected: r.GetRejected(),
+		Entries: []statusDocEntry{}, Rejected: r.GetRejected(), Locked: r.GetLocked(),
 	}
 	for _, e := range r.GetEntries() {
 		doc.Entries = append(doc.Entries, statusDocEntry{
 			ID: e.GetId(), Plugin: e.GetPlugin(), Version: e.GetVersion(), State: e.GetState(), Generation: e.GetGeneration(),
-			PID: e.GetPid(), Digest: e.GetDigest(), Provides: list(e.GetProvides()), Needs: list(e.GetNeeds()),
+			PID: e.GetPid(), Digest: e.GetDigest(), Tier: e.GetTier(), Provides: list(e.GetProvides()), Needs: list(e.GetNeeds()),
 			Tools: list(e.GetTools()), Listens: list(e.GetListens()), Problem: e.GetProblem(), Place: e.GetPlace(),
 		})
 	}
@@ -103,10 +106,10 @@ func (a *app) printStatus(r *controlv1.StatusReply) error {
 			gives = append(gives, "tool "+t)
 		}
 		rows = append(rows, []string{
-			e.GetId(), e.GetState(), generation, pid, strings.Join(gives, ", "), strings.Join(e.GetNeeds(), ", "),
+			e.GetId(), e.GetState(), generation, pid, e.GetTier(), strings.Join(gives, ", "), strings.Join(e.GetNeeds(), ", "),
 		})
 	}
-	if err := a.table([]string{"ENTRY", "STATE", "GEN", "PID", "PROVIDES", "NEEDS"}, rows); err != nil {
+	if err := a.table([]string{"ENTRY", "STATE", "GEN", "PID", "TIER", "PROVIDES", "NEEDS"}, rows); err != nil {
 		return err
 	}
 	for _, e := range r.GetEntries() {

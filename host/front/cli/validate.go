@@ -1,9 +1,13 @@
 package cli
 
 import (
+	"errors"
 	"log/slog"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cordon-host/cordon/host"
+	"github.com/cordon-host/cordon/host/compose"
 )
 
 func (a *app) validateCommand() *cobra.Command {
@@ -13,7 +17,8 @@ func (a *app) validateCommand() *cobra.Command {
 		Long: `Check the compose file and everything it names: syntax, plugins, their
 configuration, and whether what each needs is offered. All problems are
 reported at once. Plugins are built and asked for their manifest, nothing is
-activated; in a tree that nobody trusted not even that (exit code 5).`,
+activated; in a tree that nobody trusted not even that (exit code 5). With
+--json what each row would run is printed besides.`,
 		Example: "  cordon validate",
 		Args:    exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -21,12 +26,17 @@ activated; in a tree that nobody trusted not even that (exit code 5).`,
 			if err != nil {
 				return err
 			}
-			diags, err := a.open(p).validate(cmd.Context())
+			diags, rows, err := a.open(p).validate(cmd.Context())
+			code := exitComposition
+			var unlocked *host.LockError
+			if errors.As(err, &unlocked) {
+				diags, code, err = unlocked.Diagnostics, exitTrust, nil
+			}
 			if err != nil {
 				return err
 			}
 			if a.json {
-				err = diags.JSON(a.stdout)
+				err = a.printJSON(validateDocument{append(compose.Diagnostics{}, diags...), append([]host.Runs{}, rows...)})
 			} else {
 				err = diags.Text(a.stderr)
 			}
@@ -34,11 +44,17 @@ activated; in a tree that nobody trusted not even that (exit code 5).`,
 				return err
 			}
 			if diags.HasErrors() {
-				return exit(exitComposition)
+				return exit(code)
 			}
 			return nil
 		},
 	}
+}
+
+// validateDocument is what `validate --json` prints.
+type validateDocument struct {
+	Diagnostics compose.Diagnostics `json:"diagnostics"`
+	Entries     []host.Runs         `json:"entries"` // what the rows would run; empty if that cannot be told
 }
 
 func (a *app) trustCommand() *cobra.Command {

@@ -1,0 +1,11 @@
+//go:build !linux
+
+package process
+
+// Limitable is nil if limits can be enforced, else a *LimitError.
+func Limitable(l Limits) error {
+	if l == (Limits{}) {
+		return nil
+	}
+	return &LimitError{Missing: "this system has no control groups", Fix: "remove limits from the row"}
+}
