@@ -501,10 +501,14 @@ func (h *Host) executable(row *compose.Entry, path, digest string, unconfined bo
 		if err != nil {
 			return nil, err
 		}
+		var limits process.Limits
+		if number > 0 { // else it is only asked what it is
+			limits = limitsOf(row)
+		}
 		g, err := process.Start(ctx, process.Spec{
 			Entry: row.ID, Path: path, Digest: digest, Env: process.Environment(row.Env), Dir: state, RunDir: dir,
 			Log: log, LogOutput: h.pluginLog(row.ID), StartTimeout: row.Timeouts.Start, Unconfined: unconfined,
-			Limits: limitsOf(row), Name: fmt.Sprintf("%s-%d", row.ID, number),
+			Limits: limits, Name: fmt.Sprintf("%s-%d", row.ID, number),
 		})
 		if err != nil {
 			return nil, errors.Join(err, os.RemoveAll(dir))

@@ -60,6 +60,7 @@ type Host struct {
 	log      *slog.Logger
 	hclog    hclog.Logger
 	logLevel string
+	hosting  bool // what is composed will run, and is not only looked at
 	started  time.Time
 	ready    time.Duration
 
@@ -130,6 +131,7 @@ func Start(ctx context.Context, o Options) (_ *Host, err error) {
 	if err != nil {
 		return nil, err
 	}
+	h.hosting = true
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, h.Stop(context.WithoutCancel(ctx)))

@@ -71,15 +71,16 @@ func read(ctx context.Context, o Options, layout trust.Layout) (*source, error) 
 	return s, nil
 }
 
-// limitable are the rows that ask for limits which this machine cannot enforce. Starting them without would promise something.
-func limitable(plan *compose.Plan) compose.Diagnostics {
+// limitable are the rows that ask for limits which this machine cannot enforce, as try finds. Starting them without would promise
+// something.
+func limitable(plan *compose.Plan, try func(process.Limits) error) compose.Diagnostics {
 	var out compose.Diagnostics
 	for _, row := range plan.Entries {
 		if row.Disabled {
 			continue
 		}
 		var missing *process.LimitError
-		if err := process.Limitable(limitsOf(row)); errors.As(err, &missing) {
+		if err := try(limitsOf(row)); errors.As(err, &missing) {
 			d := plan.Diagnose(row, "limits", compose.CodeLimits, "limits of %s cannot be enforced on this machine: %s", row.ID, missing.Missing)
 			d.Hints = append(d.Hints, missing.Fix)
 			out = append(out, d)
@@ -138,8 +139,11 @@ func (h *Host) load(ctx context.Context) (*composition, error) {
 // compose builds and stages what the rows run, asks each what it is, and checks that all of it holds together.
 func (h *Host) compose(ctx context.Context, s *source) (*composition, error) {
 	c := &composition{source: s, offering: map[string][]*compose.Entry{}}
-	if diags := limitable(s.plan); diags.HasErrors() {
-		return nil, &CompositionError{diags}
+	if h.hosting {
+		// Before any process is started: the host leaves its control group to those of the plugins while it is alone there.
+		if diags := limitable(s.plan, process.PrepareLimits); diags.HasErrors() {
+			return nil, &CompositionError{diags}
+		}
 	}
 	var err error
 	if c.executables, err = s.build(ctx); err != nil {
@@ -318,7 +322,12 @@ func Validate(ctx context.Context, o Options) (compose.Diagnostics, []Runs, erro
 			rows = append(rows, Runs{row.ID, c.tier(row, exe.digest), exe.digest})
 		}
 	}
-	return nil, rows, nil
+	// Another process will host it, from a control group of its own perhaps.
+	unlimited := limitable(c.plan, process.Limitable)
+	for _, d := range unlimited {
+		d.Severity = compose.Warning
+	}
+	return unlimited, rows, nil
 }
 
 // Runs is what a row would run.

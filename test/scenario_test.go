@@ -42,7 +42,7 @@ const nobody = 65534
 // plugins are what the scenarios compose, by package.
 var plugins = []string{
 	"./plugins/sandbox-policy", "./plugins/sandbox-local", "./plugins/shell-sandbox", "./plugins/user-approval",
-	"./plugins/tool-bash", "./test/plugins/meddler", "./test/plugins/thief",
+	"./plugins/tool-bash", "./test/plugins/meddler", "./test/plugins/thief", "./test/plugins/keeper",
 }
 
 func TestMain(m *testing.M) {

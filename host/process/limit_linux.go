@@ -43,6 +43,16 @@ func Limitable(l Limits) error {
 	return groups.probe(l)
 }
 
+// PrepareLimits makes this process ready to enforce limits: it moves to a control group below the one it was started in. It must
+// be done before anything is started, since a group with processes hands nothing on. Without limits it does nothing. The
+// error is a *LimitError.
+func PrepareLimits(l Limits) error {
+	if l == (Limits{}) {
+		return nil
+	}
+	return groups.prepare(l)
+}
+
 // grouping is the group of this process and what it has made of it.
 type grouping struct {
 	// Where the kernel tells, and what; tests have others.
@@ -220,8 +230,8 @@ func (g *grouping) prepare(l Limits) error {
 	if err == nil && containsAll(handed, l.controllers()) {
 		return nil
 	}
-	if err == nil {
-		err = g.look(g.own, l)
+	if err := g.look(g.own, l); err != nil {
+		return err
 	}
 	if err == nil {
 		err = g.moveSelf()

@@ -9,3 +9,6 @@ func Limitable(l Limits) error {
 	}
 	return &LimitError{Missing: "this system has no control groups", Fix: "remove limits from the row"}
 }
+
+// PrepareLimits makes this process ready to enforce limits. The error is a *LimitError.
+func PrepareLimits(l Limits) error { return Limitable(l) }

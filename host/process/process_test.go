@@ -55,6 +55,14 @@ func misbehave(how string) {
 			panic(err)
 		}
 		_ = os.WriteFile(os.Getenv("CORDON_TEST_FILE"), []byte(strconv.Itoa(cmd.Process.Pid)), 0o600)
+	case "environ":
+		if err := os.WriteFile(os.Getenv("CORDON_TEST_FILE"), []byte(strings.Join(os.Environ(), "\x00")), 0o600); err != nil {
+			panic(err)
+		}
+	case "eat":
+		eat()
+	case "breed":
+		breed()
 	case "hang":
 		select {}
 	case "reach":
