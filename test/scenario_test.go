@@ -27,6 +27,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/cordon-host/cordon/host/process"
 )
 
 // The binaries under test are built once, before any scenario, into a directory that every user can read. A re-run as
@@ -269,6 +271,7 @@ func setup(env *testscript.Env) error {
 //
 //	[root]   this is the superuser
 //	[bwrap]  bubblewrap works here; required when CORDON_TEST_REQUIRE has bwrap
+//	[cgroup] this process may limit what it starts; required when CORDON_TEST_REQUIRE has cgroup
 //	[go]     the repository can be built from here
 func condition(name string) (bool, error) {
 	switch name {
@@ -276,6 +279,8 @@ func condition(name string) (bool, error) {
 		return os.Geteuid() == 0, nil
 	case "bwrap":
 		return require("bwrap", exec.Command("bwrap", "--unshare-all", "--ro-bind", "/", "/", "true").Run())
+	case "cgroup":
+		return require("cgroup", process.Limitable(process.Limits{Memory: 1, Pids: 1}))
 	case "go":
 		if _, err := os.Stat("../go.mod"); err != nil {
 			return false, nil

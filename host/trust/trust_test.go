@@ -11,6 +11,7 @@ import (
 
 	"github.com/cordon-host/cordon/host/build"
 	"github.com/cordon-host/cordon/host/compose"
+	"github.com/cordon-host/cordon/host/lock"
 )
 
 const composition = `cordon: 1
@@ -487,5 +488,60 @@ func TestShellWord(t *testing.T) {
 		if got := shellWord(in); got != want {
 			t.Errorf("shellWord(%q) = %s, want %s", in, got, want)
 		}
+	}
+}
+
+// TestLockIsPartOfTheTree: a lock file that is there leads to execution as much as the compose file does. With takes one file as it is now
+// and leaves what was found of the others.
+func TestLockIsPartOfTheTree(t *testing.T) {
+	d := deploy(t)
+	without := d.survey(t)
+	if err := d.store.Trust(without); err != nil {
+		t.Fatal(err)
+	}
+	path := lock.Path(without.plan)
+	if !slices.Contains(without.Protected(), path) {
+		t.Errorf("%s is not protected while it does not exist", path)
+	}
+	file := File{Path: path, SHA256: strings.Repeat("a", 64)}
+	with, err := Survey(without.plan, without.inputs, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var u *UntrustedError
+	if err := d.store.Check(with); !errors.As(err, &u) || !slices.Equal(u.Appeared, []string{path}) {
+		t.Errorf("a lock file that appeared: %v", err)
+	}
+	if got := without.With(file); got.Digest() != with.Digest() || without.Digest() == with.Digest() {
+		t.Error("With is another tree than one that was surveyed with the file")
+	}
+	if err := d.store.Trust(without.With(file)); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.store.Check(with); err != nil {
+		t.Errorf("the control: %v", err)
+	}
+	changed := with.With(File{Path: path, SHA256: strings.Repeat("b", 64)})
+	if err := d.store.Check(changed); !errors.As(err, &u) || !slices.Equal(u.Changed, []string{path}) {
+		t.Errorf("a lock file that changed: %v", err)
+	}
+	if changed.Len() != with.Len() || with.Len() != without.Len()+1 {
+		t.Errorf("%d, %d and %d files", without.Len(), with.Len(), changed.Len())
+	}
+	if err := d.store.Check(without); !errors.As(err, &u) || !slices.Equal(u.Vanished, []string{path}) {
+		t.Errorf("a lock file that is gone: %v", err)
+	}
+	// Files that a compose file includes are read like itself, and trusted like it.
+	plan := *without.plan
+	plan.Files = append(slices.Clone(plan.Files), compose.File{Path: filepath.Join(d.dir, "more.yml"), SHA256: strings.Repeat("c", 64)})
+	included, err := Survey(&plan, without.inputs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.store.Check(included); !errors.As(err, &u) || !slices.Equal(u.Appeared, []string{filepath.Join(d.dir, "more.yml")}) {
+		t.Errorf("an included file: %v", err)
+	}
+	if !slices.Contains(included.Protected(), filepath.Join(d.dir, "more.yml")) {
+		t.Error("an included file is not protected")
 	}
 }
