@@ -414,6 +414,9 @@ func (h *Host) drainOut(e *entry, old *generation) {
 		select {
 		case <-idle:
 		case <-old.process.Done():
+			if crash := old.process.Crash(); crash != nil {
+				e.logCrash(old, crash)
+			}
 		case <-ctx.Done():
 			h.log.Warn("generation ended before its calls", "entry", e.id, "generation", old.provider.Generation)
 		}

@@ -142,7 +142,12 @@ func (e *entry) lost(g *generation) bool {
 	}
 	e.crash = report(crash, g.provider.Generation)
 	e.mu.Unlock()
-	// One record has all of it.
+	e.logCrash(g, crash)
+	return true
+}
+
+// logCrash logs an end that nobody asked for. One record has all of it.
+func (e *entry) logCrash(g *generation, crash *process.Crash) {
 	attrs := []any{"entry", e.id, "generation", g.provider.Generation, "exit", crash.Exit}
 	switch {
 	case crash.Trace != "":
@@ -151,7 +156,6 @@ func (e *entry) lost(g *generation) bool {
 		attrs = append(attrs, "stderr", crash.Stderr)
 	}
 	e.host.log.Error("plugin crashed", attrs...)
-	return true
 }
 
 func report(c *process.Crash, generation uint64) *controlv1.Crash {

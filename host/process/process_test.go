@@ -54,6 +54,13 @@ func misbehave(how string) {
 			os.Stdout.Write(bytes.Repeat([]byte("y"), 200<<10))
 			fmt.Println()
 		}()
+	case "quit":
+		f, err := os.OpenFile(os.Getenv("CORDON_TEST_FILE"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Fprintln(f, "spawned")
+		os.Exit(3)
 	case "panic":
 		panic("init boom")
 	case "deep":

@@ -380,6 +380,19 @@ func TestSetupErrorsNameTheirPhase(t *testing.T) {
 	}
 }
 
+// Whatever is done with a start that failed, there is one process of it.
+func TestFailedStartSpawnsOnce(t *testing.T) {
+	s, _ := spec(t, "quit")
+	_, err := process.Start(t.Context(), s)
+	var e *process.StartError
+	if !errors.As(err, &e) || e.Phase != process.PhaseHandshake || e.Exit != "exit code 3" || e.Timeout != 0 {
+		t.Errorf("err = %v", err)
+	}
+	if text, err := os.ReadFile(filepath.Join(s.RunDir, "file")); string(text) != "spawned\n" {
+		t.Errorf("spawns: %q, %v", text, err)
+	}
+}
+
 func TestCancelledStartLeavesNothing(t *testing.T) {
 	s, _ := spec(t, "hang")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -522,7 +535,11 @@ func TestCrashesLeaveNothing(t *testing.T) {
 	crash() // what is made once is made now
 	ignore := goleak.IgnoreCurrent()
 	before := descriptors(t)
-	for range 15 {
+	cycles := 15
+	if os.Getenv("CORDON_TEST_TIER") == "nightly" {
+		cycles = 200
+	}
+	for range cycles {
 		crash()
 	}
 	goleak.VerifyNone(t, ignore)
