@@ -25,6 +25,10 @@ func TestCrashIsReportedAndComesBack(t *testing.T) {
 	w := newWorld(t, row{"a", ""}, row{"b", ""})
 	w.mustStart()
 	first := w.status("a")
+	served, err := w.serving("a")
+	if err != nil {
+		t.Fatal(err)
+	}
 	w.flag("b", "hold")
 	var calls sync.WaitGroup
 	calls.Go(func() {
@@ -47,6 +51,11 @@ func TestCrashIsReportedAndComesBack(t *testing.T) {
 	}
 	if r := w.poke("a", "ok"); r.GetIsError() {
 		t.Errorf("a later call: %v", r)
+	}
+	var f *kernelv1.PluginFault
+	if err := served.provider.Broken("x"); !fault.Detail(err, &f) || f.GetReason() != "PLUGIN_CRASHED" || f.GetCrash() != c.GetTrace() ||
+		!strings.HasPrefix(f.GetExit(), "exit code 2") || f.GetGeneration() != first.GetGeneration() || f.GetRetryable() {
+		t.Errorf("the fault of a call that died with it: %v", f)
 	}
 	var reports int
 	for _, l := range w.log("a") {
@@ -242,14 +251,14 @@ func TestStartTimeoutNamesItsSetting(t *testing.T) {
 
 // A frozen plugin is replaced like one that crashed.
 func TestFrozenPluginIsReplaced(t *testing.T) {
-	w := newWorld(t, row{"a", ", timeouts: {beat: 600ms}"}, row{"b", ", timeouts: {beat: 30s}"})
+	w := newWorld(t, row{"a", ", timeouts: {beat: 2s}"}, row{"b", ", timeouts: {beat: 30s}"})
 	w.mustStart()
 	first, other := w.status("a"), w.status("b")
 	if err := unix.Kill(int(first.GetPid()), unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	s := w.active("a", 2)
-	if !strings.Contains(s.GetCrash().GetExit(), "it did not answer beats for 600ms") {
+	if !strings.Contains(s.GetCrash().GetExit(), "it did not answer beats for 2s") {
 		t.Errorf("crash %v", s.GetCrash())
 	}
 	if r := w.poke("a", "ok"); r.GetIsError() {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	controlv1 "github.com/cordon-host/cordon/api/control/v1"
@@ -26,10 +27,10 @@ import (
 // The test binary is the plugin: with HELPER it is one, whose only tool has that name.
 func TestMain(m *testing.M) {
 	name, isPlugin := os.LookupEnv("HELPER")
-	if !isPlugin {
-		os.Exit(m.Run())
+	if isPlugin {
+		helper(name)
 	}
-	helper(name)
+	goleak.VerifyTestMain(m)
 }
 
 type helperConfig struct {
