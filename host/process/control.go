@@ -62,7 +62,7 @@ func (c *control) run(timeout time.Duration) {
 			LogLevel: &kernelv1.LogLevel{Level: journal.LevelName(level)},
 		}})
 	}
-	changed, err := tell()
+	changed, _ := tell()
 	interval := timeout / beatsPerTimeout
 	beats := time.NewTicker(interval)
 	defer beats.Stop()

@@ -38,7 +38,7 @@ func apply(c *plugin.Context, how string) error {
 		go func() { panic("late boom") }()
 		select {}
 	case "overflow":
-		go func() { recurse(0) }()
+		go func() { depth = recurse(1) }()
 		select {}
 	case "fatal":
 		log.Fatal("cannot go on")
@@ -127,7 +127,15 @@ func deep(n int) {
 	deep(n - 1)
 }
 
-func recurse(n int) int { return recurse(n+1) + 1 }
+// recurse overflows the stack, long before it could count to its end.
+func recurse(n int) int {
+	if n == 0 {
+		return 0
+	}
+	return recurse(n+1) + 1
+}
+
+var depth int // keeps the recursion from being dropped
 
 func setup(t *testing.T, g *process.Generation) error {
 	t.Helper()
