@@ -4,19 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
+	"github.com/cordon-host/cordon/capability/fault"
 	"github.com/cordon-host/cordon/host/builtin"
 	"github.com/cordon-host/cordon/host/compose"
+	"github.com/cordon-host/cordon/host/logs"
+	"github.com/cordon-host/cordon/host/process"
 	"github.com/cordon-host/cordon/host/route"
 	"github.com/cordon-host/cordon/plugin"
 )
@@ -37,8 +40,8 @@ func (h *Host) mountBuiltins(ctx context.Context) error {
 	}
 	return h.mountEntry(h.root, h.newEntry(builtin.SessionEntry, kernelv1.Level_NONE, runnable{
 		composition: h.composition, manifest: manifest,
-		launch: func(_ context.Context, _ uint64, log *slog.Logger) (generationProcess, error) {
-			return embed(plugin.NewServer(session, log))
+		launch: func(_ context.Context, _ uint64, log *logs.Writer) (generationProcess, error) {
+			return embed(plugin.NewServer(session, log.Log()))
 		},
 	}))
 }
@@ -99,6 +102,14 @@ func (e *embedded) Conn() route.Conn              { return e.conn }
 func (e *embedded) Kernel() kernelv1.PluginClient { return kernelv1.NewPluginClient(e.conn) }
 func (e *embedded) Done() <-chan struct{}         { return e.done }
 func (e *embedded) PID() int                      { return os.Getpid() }
+
+// What runs inside the host ends with it: there is no crash of it that anybody could report.
+func (e *embedded) Crash() *process.Crash    { return nil }
+func (e *embedded) Timings() process.Timings { return process.Timings{} }
+
+func (e *embedded) Failed(phase process.Phase, timeout time.Duration, err error) error {
+	return &process.StartError{Entry: "built-in", Phase: phase, Timeout: timeout, Err: errors.New(fault.Message(err))}
+}
 
 func (e *embedded) Exit() string {
 	select {

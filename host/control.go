@@ -507,14 +507,13 @@ func (e *entry) status() *controlv1.EntryStatus {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	out.Problem, out.Draining = e.problem, int64(len(e.draining))
+	e.supervised(out)
 	if g := e.current; g != nil {
 		out.Generation, out.Pid = g.provider.Generation, int64(g.process.PID())
 		for _, t := range g.reply.GetTools() {
 			out.Tools = append(out.Tools, t.GetName())
 		}
 		out.StartedMs = g.started.UnixMilli()
-	} else if out.State == "active" {
-		out.State = "restarting" // the row stands, its process is on its way back
 	} else if out.Problem == "" && len(waiting) > 0 {
 		out.Problem = "waits for " + strings.Join(slices.Sorted(slices.Values(waiting)), ", ")
 	}

@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"sync"
@@ -16,29 +14,18 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
+	controlv1 "github.com/cordon-host/cordon/api/control/v1"
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	"github.com/cordon-host/cordon/capability/approval"
 	"github.com/cordon-host/cordon/capability/fault"
+	"github.com/cordon-host/cordon/capability/journal"
 	"github.com/cordon-host/cordon/ctxsvc"
 	"github.com/cordon-host/cordon/host/bus"
 	"github.com/cordon-host/cordon/host/compose"
+	"github.com/cordon-host/cordon/host/logs"
 	"github.com/cordon-host/cordon/host/process"
 	"github.com/cordon-host/cordon/host/route"
 )
-
-// How a crashed plugin comes back.
-const (
-	backoffFirst = 100 * time.Millisecond
-	backoffMax   = 30 * time.Second
-	// A generation that lived this long was healthy: the next crash starts at the first backoff again.
-	backoffReset = time.Minute
-	// Five crashes in two minutes: the entry fails and stays down until somebody changes something.
-	breakerCrashes = 5
-	breakerWindow  = 2 * time.Minute
-)
-
-// setupTimeout bounds Setup with Apply in it, and Activate, unless the row says otherwise.
-const setupTimeout = 30 * time.Second
 
 // entry is one row of the composition and whatever process serves it. Its identity is what dependents hold on to; the
 // generation behind it changes without their noticing.
@@ -54,11 +41,15 @@ type entry struct {
 	what     runnable        // of the current generation, or of the next one to try
 	ctx      *ctxsvc.Context // of the fiber, while it is applied
 	current  *generation
-	draining []*draining   // generations before it, oldest first
-	moved    chan struct{} // closed and replaced when a swap has moved the entry to another generation
+	reply    *kernelv1.SetupReply // of the newest generation
+	draining []*draining          // generations before it, oldest first
+	moved    chan struct{}        // closed and replaced when supervision must look again: another generation, or a reason to try
 	number   uint64
-	crashes  []time.Time
-	problem  string // the last crash, or why a start failed
+	backoff  process.Backoff
+	breaker  process.Breaker
+	problem  string             // the last crash, or why a start failed
+	crash    *controlv1.Crash   // the last one since the row or its executable changed
+	again    context.CancelFunc // ends the pause before the row is applied again; nil when there is none
 }
 
 // runnable is what a generation is made from.
@@ -67,7 +58,7 @@ type runnable struct {
 	row         *compose.Entry // nil for a built-in
 	manifest    *kernelv1.Manifest
 	digest      string
-	launch      func(ctx context.Context, generation uint64, log *slog.Logger) (generationProcess, error)
+	launch      func(ctx context.Context, generation uint64, log *logs.Writer) (generationProcess, error)
 }
 
 // place is where the row is.
@@ -84,6 +75,10 @@ type generationProcess interface {
 	Kernel() kernelv1.PluginClient
 	Done() <-chan struct{}
 	Exit() string
+	Crash() *process.Crash
+	Timings() process.Timings
+	// Failed explains an error of a call that is part of the start.
+	Failed(phase process.Phase, timeout time.Duration, err error) error
 	PID() int
 	Stop(ctx context.Context) error
 }
@@ -97,6 +92,7 @@ type generation struct {
 	link     *bus.Link
 	reply    *kernelv1.SetupReply
 	started  time.Time
+	timings  process.Timings
 }
 
 // plugin is the entry as the container sees it.
@@ -125,7 +121,10 @@ func (e *entry) apply(c *ctxsvc.Context, _ any) error {
 	facts := e.facts(c)
 	first, err := e.start(c.Context(), facts)
 	if err != nil {
-		e.setProblem(err.Error())
+		e.startFailed(err)
+		if c.Context().Err() == nil {
+			e.applyLater(c.Fiber())
+		}
 		return err
 	}
 	if err := c.Effect("generation", func() (ctxsvc.Disposer, error) { return e.stop, nil }); err != nil {
@@ -210,69 +209,110 @@ func (e *entry) become(g *generation) *generation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	old := e.current
-	e.current, e.what, e.problem = g, g.what, ""
-	if old != nil {
-		close(e.moved)
-		e.moved = make(chan struct{})
-	}
+	e.current, e.what, e.reply, e.problem = g, g.what, g.reply, ""
+	e.signal()
 	return old
 }
 
+// signal has supervision look again. The lock is held.
+func (e *entry) signal() {
+	close(e.moved)
+	e.moved = make(chan struct{})
+}
+
+// errStartTimeout is why a start is given up when its time has passed.
+var errStartTimeout = errors.New("start timeout")
+
 // bring brings up the next generation, hidden: nothing finds it yet. The sequence: the process, a channel for it to the host, Setup,
-// Activate, its event stream.
+// Activate, its event stream. One time bounds all of it.
 func (e *entry) bring(ctx context.Context, what runnable, facts map[string]*kernelv1.Facts) (g *generation, err error) {
 	e.mu.Lock()
 	e.number++
-	number := e.number
+	number, now := e.number, e.what
 	e.mu.Unlock()
+	if what.row != nil {
+		// As long as both may run, neither's secrets may show.
+		e.host.hide(what.row, what.manifest, now)
+	}
+	timeout := process.DefaultStartTimeout
+	if what.row != nil && what.row.Timeouts.Start > 0 {
+		timeout = what.row.Timeouts.Start
+	}
+	whole := ctx
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errStartTimeout)
+	defer cancel()
 
 	g = &generation{started: time.Now(), what: what}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, g.end(context.WithoutCancel(ctx)))
+			err = errors.Join(err, g.end(context.WithoutCancel(whole)))
 		}
 	}()
-	log := e.host.log.With("entry", e.id, "generation", number)
+	log := e.host.logs.Writer(e.id, number)
 	if g.process, err = what.launch(ctx, number, log); err != nil {
 		return g, err
 	}
+	g.timings = g.process.Timings()
 	g.provider = &route.Provider{
 		Entry: e.id, Generation: number, Manifest: what.manifest, Conn: g.process.Conn(),
-		Done: g.process.Done(), Exit: g.process.Exit,
+		Done: g.process.Done(), Exit: g.process.Exit, Crash: func() string { return g.process.Crash().Head() },
 	}
 	if g.channel, err = e.host.router.Open(g.provider); err != nil {
 		return g, err
 	}
-	timeout := setupTimeout
-	if what.row != nil && what.row.Timeouts.Start > 0 {
-		timeout = what.row.Timeouts.Start
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
 	deployment, err := e.host.deployment(e.id, what.composition)
 	if err != nil {
 		return g, err
 	}
+	level, _ := log.Level()
 	setup := &kernelv1.SetupRequest{
 		Entry: e.id, Generation: number, HostAddress: g.channel.Address, ChannelToken: g.channel.Token,
-		LogLevel: e.host.logLevel, Facts: facts, Deployment: deployment,
+		LogLevel: journal.LevelName(level), Facts: facts, Deployment: deployment,
 	}
 	if what.row != nil {
 		setup.Config = what.row.Config
 	}
-	if g.reply, err = g.process.Kernel().Setup(ctx, setup); err != nil {
-		return g, g.blame(err)
+	failed := func(phase process.Phase, err error) error {
+		if context.Cause(ctx) == errStartTimeout {
+			return g.process.Failed(phase, timeout, err)
+		}
+		return g.process.Failed(phase, 0, err)
 	}
+	begin := time.Now()
+	if g.reply, err = g.process.Kernel().Setup(ctx, setup); err != nil {
+		return g, failed(process.PhaseSetup, err)
+	}
+	g.timings.Setup = time.Since(begin)
 	if err := within(what.manifest, g.reply); err != nil {
 		return g, err
 	}
+	begin = time.Now()
 	if _, err := g.process.Kernel().Activate(ctx, &kernelv1.ActivateRequest{}); err != nil {
-		return g, g.blame(err)
+		return g, failed(process.PhaseActivate, err)
 	}
 	if g.link, err = e.host.bus.Connect(g.provider, g.process.Kernel()); err != nil {
-		return g, err
+		return g, failed(process.PhaseActivate, err)
 	}
+	g.timings.Activate = time.Since(begin)
+	t := g.timings
+	log.Log().Debug("plugin started", "hash", t.Hash, "exec", t.Exec, "handshake", t.Handshake, "setup", t.Setup, "activate", t.Activate)
 	return g, nil
+}
+
+// hide keeps the secrets of a row, and of what ran before it, out of the log.
+func (h *Host) hide(row *compose.Entry, m *kernelv1.Manifest, before ...runnable) {
+	secrets, err := row.Secrets(m)
+	for _, b := range before {
+		if b.row != nil {
+			more, err2 := b.row.Secrets(b.manifest)
+			secrets, err = append(secrets, more...), errors.Join(err, err2)
+		}
+	}
+	if err != nil {
+		// Config and schema were checked before: this is a mistake of ours, and no reason to show anything.
+		h.log.Error("secrets of an entry cannot be told", "entry", row.ID, "error", err)
+	}
+	h.logs.Hide(row.ID, secrets)
 }
 
 // within holds that a plugin registered no more than its manifest says: the composition was checked by that.
@@ -303,14 +343,6 @@ func within(m *kernelv1.Manifest, r *kernelv1.SetupReply) error {
 	return nil
 }
 
-// blame explains an error of a start by the end of the process, if that is what it was.
-func (g *generation) blame(err error) error {
-	if fault.Reason(err) != "" {
-		return errors.New(fault.Message(err))
-	}
-	return g.provider.Broken(fault.Message(err))
-}
-
 // end closes what a generation has, in the reverse order of start.
 func (g *generation) end(ctx context.Context) error {
 	var err error
@@ -338,91 +370,6 @@ func (e *entry) stop(ctx context.Context) error {
 	return g.end(ctx)
 }
 
-// supervise restarts the entry's process when it ends by itself, with growing pauses, until it crashes too often. Dependents
-// are not restarted: they hold on to the entry, and calls fail with a typed error meanwhile.
-func (e *entry) supervise(ctx context.Context, c *ctxsvc.Context) {
-	pause := backoffFirst
-	for {
-		e.mu.Lock()
-		g, moved := e.current, e.moved
-		e.mu.Unlock()
-		if g == nil {
-			return // the fiber is unloading
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-moved:
-			continue // a swap: whoever made it ends the old generation
-		case <-g.process.Done():
-		}
-		if ctx.Err() != nil || !e.lost(g) {
-			continue
-		}
-		exit := g.process.Exit()
-		e.host.log.Error("plugin crashed", "entry", e.id, "generation", g.provider.Generation, "exit", exit)
-		if err := g.end(ctx); err != nil {
-			e.host.log.Warn("cleaning up after a crash", "entry", e.id, "error", err)
-		}
-		if time.Since(g.started) > backoffReset {
-			pause = backoffFirst
-		}
-		for e.idle() {
-			if e.tooManyCrashes() {
-				c.Fiber().Fail(fmt.Errorf("%s crashed %d times in %s; last: %s", e.id, breakerCrashes, breakerWindow, e.lastProblem()))
-				return
-			}
-			if !sleep(ctx, pause/2+rand.N(pause/2+1)) {
-				return
-			}
-			pause = min(2*pause, backoffMax)
-			err := e.revive(ctx, c, g)
-			if err == nil {
-				break
-			}
-			if ctx.Err() != nil {
-				return
-			}
-			e.setProblem(err.Error())
-			e.host.log.Error("plugin did not come back", "entry", e.id, "error", err)
-		}
-	}
-}
-
-// revive brings up another generation after one that crashed, unless a swap has done so meanwhile.
-func (e *entry) revive(ctx context.Context, c *ctxsvc.Context, crashed *generation) error {
-	e.starting.Lock()
-	defer e.starting.Unlock()
-	if !e.idle() {
-		return nil
-	}
-	next, err := e.start(ctx, e.facts(c))
-	if err != nil {
-		return err
-	}
-	e.republish(c, crashed.reply, next.reply)
-	e.host.lookAtPins()
-	return nil
-}
-
-// lost takes a generation that crashed out of service, if it was in service.
-func (e *entry) lost(g *generation) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.current != g {
-		return false
-	}
-	e.current, e.problem = nil, "crashed: "+g.process.Exit()
-	return true
-}
-
-// idle reports whether nothing serves the entry.
-func (e *entry) idle() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.current == nil
-}
-
 // republish publishes the facts of a new generation; dependents whose facts changed are applied again.
 func (e *entry) republish(c *ctxsvc.Context, old, now *kernelv1.SetupReply) {
 	for capability, f := range now.GetFacts() {
@@ -433,38 +380,6 @@ func (e *entry) republish(c *ctxsvc.Context, old, now *kernelv1.SetupReply) {
 			e.host.log.Error("facts not published", "entry", e.id, "capability", capability, "error", err)
 		}
 	}
-}
-
-// tooManyCrashes counts a crash and reports whether the entry should be given up.
-func (e *entry) tooManyCrashes() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	now := time.Now()
-	e.crashes = slices.DeleteFunc(append(e.crashes, now), func(t time.Time) bool { return now.Sub(t) > breakerWindow })
-	return len(e.crashes) >= breakerCrashes
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-func (e *entry) setProblem(text string) {
-	e.mu.Lock()
-	e.problem = text
-	e.mu.Unlock()
-}
-
-func (e *entry) lastProblem() string {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.problem
 }
 
 // serving is the current generation, or a typed error that says why there is none.
@@ -479,7 +394,9 @@ func (e *entry) serving() (*generation, error) {
 		why = "it is not started"
 	}
 	return nil, fault.With(codes.Unavailable, "PLUGIN_NOT_RUNNING", fmt.Sprintf("%s is not running: %s", e.id, why),
-		route.FaultDetail(&kernelv1.PluginFault{Entry: e.id, Generation: e.number, Reason: "PLUGIN_NOT_RUNNING", Exit: why, Retryable: true}))
+		route.FaultDetail(&kernelv1.PluginFault{
+			Entry: e.id, Generation: e.number, Reason: "PLUGIN_NOT_RUNNING", Exit: why, Retryable: true, Crash: e.crash.GetTrace(),
+		}))
 }
 
 func (e *entry) provider() (*route.Provider, error) {
@@ -491,8 +408,8 @@ func (e *entry) provider() (*route.Provider, error) {
 }
 
 // executable launches generations as processes of a staged executable, confined unless manifest and row agree that it is not.
-func (h *Host) executable(row *compose.Entry, path, digest string, unconfined bool) func(context.Context, uint64, *slog.Logger) (generationProcess, error) {
-	return func(ctx context.Context, number uint64, log *slog.Logger) (generationProcess, error) {
+func (h *Host) executable(row *compose.Entry, path, digest string, unconfined bool) func(context.Context, uint64, *logs.Writer) (generationProcess, error) {
+	return func(ctx context.Context, number uint64, log *logs.Writer) (generationProcess, error) {
 		dir, err := os.MkdirTemp(h.layout.RunDir, "p") // short: a socket's path has 108 bytes
 		if err != nil {
 			return nil, fmt.Errorf("run directory of %s: %w", row.ID, err)
@@ -507,7 +424,7 @@ func (h *Host) executable(row *compose.Entry, path, digest string, unconfined bo
 		}
 		g, err := process.Start(ctx, process.Spec{
 			Entry: row.ID, Path: path, Digest: digest, Env: process.Environment(row.Env), Dir: state, RunDir: dir,
-			Log: log, LogOutput: h.pluginLog(row.ID), StartTimeout: row.Timeouts.Start, Unconfined: unconfined,
+			Log: log, StartTimeout: row.Timeouts.Start, BeatTimeout: row.Timeouts.Beat, Unconfined: unconfined,
 			Limits: limits, Name: fmt.Sprintf("%s-%d", row.ID, number),
 		})
 		if err != nil {

@@ -19,8 +19,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
-
 	controlv1 "github.com/cordon-host/cordon/api/control/v1"
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	"github.com/cordon-host/cordon/capability/sandbox"
@@ -29,6 +27,7 @@ import (
 	"github.com/cordon-host/cordon/host/compose"
 	"github.com/cordon-host/cordon/host/grant"
 	"github.com/cordon-host/cordon/host/inbox"
+	"github.com/cordon-host/cordon/host/logs"
 	"github.com/cordon-host/cordon/host/process"
 	"github.com/cordon-host/cordon/host/prompt"
 	"github.com/cordon-host/cordon/host/route"
@@ -49,20 +48,19 @@ type Options struct {
 	// Locked refuses everything that the lock file beside the compose file does not accept.
 	Locked bool
 	Log    io.Writer // the host's log, as text; nil drops it
-	// LogLevel is of the host and of its plugins.
+	// LogLevel is of the host and, to begin with, of its plugins.
 	LogLevel slog.Level
 }
 
 // Host is a running deployment.
 type Host struct {
-	options  Options
-	layout   trust.Layout
-	log      *slog.Logger
-	hclog    hclog.Logger
-	logLevel string
-	hosting  bool // what is composed will run, and is not only looked at
-	started  time.Time
-	ready    time.Duration
+	options Options
+	layout  trust.Layout
+	log     *slog.Logger
+	logs    *logs.Book
+	started time.Time
+	ready   time.Duration
+	hosting bool // what is composed will run, and is not only looked at
 
 	sessions *session.Log
 	logins   *logins
@@ -87,6 +85,7 @@ type Host struct {
 	rejected      string       // why the newest edit is not what runs; empty when it is
 
 	reload reloader
+	retry  retries
 
 	undo     []func(context.Context) error
 	stopOnce sync.Once
@@ -178,10 +177,10 @@ func prepare(o Options) (*Host, error) {
 		widestDefault: sandbox.ReadOnly,
 		bus:           bus.New(), grants: grant.NewStore(), inbox: inbox.New(), tools: tools.NewRegistry(),
 	}
-	h.reload.ask, h.reload.pins = make(chan chan error), make(chan struct{}, 1)
-	h.log = slog.New(slog.NewTextHandler(o.Log, &slog.HandlerOptions{Level: o.LogLevel}))
-	h.logLevel = strings.ToLower(o.LogLevel.String())
-	h.hclog = hclog.New(&hclog.LoggerOptions{Output: o.Log, Level: hclog.LevelFromString(h.logLevel), DisableTime: false})
+	h.reload.ask, h.reload.pins = make(chan look), make(chan struct{}, 1)
+	h.logs = logs.NewBook(slog.NewTextHandler(o.Log, &slog.HandlerOptions{Level: o.LogLevel}), o.LogLevel)
+	h.log = slog.New(h.logs.Handler())
+	h.retry.booted = make(chan struct{})
 	h.root = ctxsvc.New(ctxsvc.WithLogger(h.log))
 	h.router = route.New(layout.RunDir, resolver{h}, kernelServer{h: h}, h.log)
 	h.bus.Use(h.router)
@@ -266,9 +265,6 @@ func (h *Host) stateOf(id string) (string, error) {
 	}
 	return dir, nil
 }
-
-// pluginLog is where a plugin's own records go.
-func (h *Host) pluginLog(id string) hclog.Logger { return h.hclog.Named(id) }
 
 // endTree ends a call tree and forgets what was kept for it.
 func (h *Host) endTree(t *route.Tree) {

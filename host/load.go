@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -263,16 +264,20 @@ func (h *Host) describe(ctx context.Context, c *composition) (map[string]*kernel
 	return out, nil
 }
 
+// describeTimeout bounds what a plugin needs to say what it is; it has nothing to wait for.
+const describeTimeout = 30 * time.Second
+
 func (h *Host) manifest(ctx context.Context, row *compose.Entry, exe executable, cached string) (*kernelv1.Manifest, error) {
 	m := &kernelv1.Manifest{}
 	if raw, err := os.ReadFile(cached); err == nil && proto.Unmarshal(raw, m) == nil {
 		return m, nil
 	}
-	g, err := h.executable(row, exe.path, exe.digest, false)(ctx, 0, h.log.With("entry", row.ID))
+	h.hide(row, m)
+	g, err := h.executable(row, exe.path, exe.digest, false)(ctx, 0, h.logs.Writer(row.ID, 0))
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, setupTimeout)
+	ctx, cancel := context.WithTimeout(ctx, describeTimeout)
 	defer cancel()
 	m, err = g.Kernel().Describe(ctx, &kernelv1.DescribeRequest{})
 	if err = errors.Join(err, g.Stop(ctx)); err != nil {

@@ -10,11 +10,19 @@ import (
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
 	"github.com/cordon-host/cordon/ctxsvc"
 	"github.com/cordon-host/cordon/host/compose"
+	"github.com/cordon-host/cordon/host/process"
 )
 
 // mount mounts the built-ins and the rows, and waits until every required one is active.
 func (h *Host) mount(ctx context.Context) error {
 	h.defer_(func(ctx context.Context) error { return h.root.Fiber().Dispose(ctx) })
+	var stop context.CancelFunc
+	h.retry.ctx, stop = context.WithCancel(context.Background())
+	h.defer_(func(context.Context) error {
+		stop()
+		h.retry.tasks.Wait()
+		return nil
+	})
 	c := h.composition
 	for _, row := range c.plan.Entries {
 		for _, d := range c.manifests[row.ID].GetEvents() {
@@ -48,6 +56,9 @@ func (h *Host) mount(ctx context.Context) error {
 			errs = append(errs, &StartError{Entry: e.id, Place: e.now().place(), Err: err})
 		}
 	}
+	if len(errs) == 0 {
+		close(h.retry.booted)
+	}
 	return errors.Join(errs...)
 }
 
@@ -75,7 +86,11 @@ func (h *Host) runnable(c *composition, row *compose.Entry) runnable {
 }
 
 func (h *Host) newEntry(id string, level kernelv1.Level, what runnable) *entry {
-	return &entry{id: id, level: level, host: h, what: what, moved: make(chan struct{})}
+	return &entry{
+		id: id, level: level, host: h, what: what, moved: make(chan struct{}),
+		backoff: process.Backoff{First: backoffFirst, Max: backoffMax, Reset: backoffReset},
+		breaker: process.Breaker{Failures: breakerCrashes, Window: breakerWindow},
+	}
 }
 
 func (h *Host) mountEntry(c *ctxsvc.Context, e *entry) error {
@@ -129,7 +144,13 @@ func (h *Host) composed() *composition {
 // inactive says why an entry is not active; nil when it is.
 func (e *entry) inactive() error {
 	f := e.mount()
+	e.mu.Lock()
+	gaveUp := e.breaker.Tripped()
+	problem := e.problem
+	e.mu.Unlock()
 	switch waiting := f.Waiting(); {
+	case gaveUp:
+		return errors.New(problem)
 	case f.State() == ctxsvc.Active:
 		return nil
 	case f.Err() != nil:

@@ -45,10 +45,16 @@ const (
 // reloader is the one place where the composition changes. Everything that wants a change asks it to look again.
 type reloader struct {
 	watcher *reload.Watcher
-	ask     chan chan error
+	ask     chan look
 	pins    chan struct{}
 	stop    context.CancelFunc
 	tasks   sync.WaitGroup
+}
+
+// look is somebody's wish that the reconciler look again, and at an entry of theirs in particular.
+type look struct {
+	entry string
+	reply chan error
 }
 
 // draining is a generation that serves out what it began.
@@ -125,12 +131,12 @@ func (h *Host) watchFiles() error {
 // reconciler looks again whenever somebody says so, one look at a time.
 func (h *Host) reconciler(ctx context.Context) {
 	for {
-		var reply chan error
+		var asked look
 		select {
 		case <-ctx.Done():
 			return
 		case <-h.reload.watcher.Again():
-		case reply = <-h.reload.ask:
+		case asked = <-h.reload.ask:
 		}
 		err := h.reconcile(ctx)
 		h.mu.Lock()
@@ -142,8 +148,11 @@ func (h *Host) reconciler(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			h.log.Error("edit not accepted; the last good composition serves", "reason", err)
 		}
-		if reply != nil {
-			reply <- err
+		if asked.reply != nil {
+			if e, ok := h.entry(asked.entry); ok && err == nil {
+				err = h.tryAgain(ctx, e)
+			}
+			asked.reply <- err
 		}
 	}
 }
@@ -313,10 +322,14 @@ func (h *Host) bring(ctx context.Context, c *composition, row *compose.Entry) er
 	}
 	now := e.now()
 	switch {
-	case now.same(next) && e.inactive() == nil:
+	case now.same(next):
 		e.mu.Lock()
 		e.what = next // its place in the file may have changed
 		e.mu.Unlock()
+		// What is down has its own next attempt, or is given up until something of its own changes.
+		if err := e.mount().Err(); err != nil && row.Required {
+			return err
+		}
 		return nil
 	case now.alike(next) && e.mount().State() == ctxsvc.Active:
 		return h.swap(ctx, e, next)
@@ -358,11 +371,15 @@ func (h *Host) swap(ctx context.Context, e *entry, next runnable) error {
 	if err := h.tools.Set(e.id, g.reply.GetTools(), e.provider); err != nil {
 		return errors.Join(err, g.end(ctx))
 	}
+	e.mu.Lock()
+	before := e.reply
+	e.mu.Unlock()
+	e.rearm() // what failed was another executable or another row
 	old := e.become(g)
 	if old != nil {
 		h.drainOut(e, old)
-		e.republish(c, old.reply, g.reply)
 	}
+	e.republish(c, before, g.reply)
 	if g.provider.Offers("permission") {
 		h.lookAtPins()
 	}
@@ -398,6 +415,9 @@ func (h *Host) drainOut(e *entry, old *generation) {
 		select {
 		case <-idle:
 		case <-old.process.Done():
+			if crash := old.process.Crash(); crash != nil {
+				e.logCrash(old, crash)
+			}
 		case <-ctx.Done():
 			h.log.Warn("generation ended before its calls", "entry", e.id, "generation", old.provider.Generation)
 		}
@@ -459,7 +479,7 @@ func (h *Host) reloadEntry(ctx context.Context, id string) (*controlv1.ReloadRep
 	before := e.now().digest
 	reply := make(chan error, 1)
 	select {
-	case h.reload.ask <- reply:
+	case h.reload.ask <- look{id, reply}:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-h.stopping.Done():
@@ -467,6 +487,9 @@ func (h *Host) reloadEntry(ctx context.Context, id string) (*controlv1.ReloadRep
 	}
 	if err := <-reply; err != nil {
 		return nil, fault.New(codes.FailedPrecondition, "NOT_ACCEPTED", "%s", strings.TrimSpace(err.Error()))
+	}
+	if now, ok := h.entry(id); ok {
+		e = now // it may have been mounted anew
 	}
 	g, err := e.serving()
 	if err != nil {

@@ -35,11 +35,10 @@ func Main[C any](p Plugin[C]) {
 		fmt.Fprintf(os.Stderr, "%s: close-on-exec of inherited descriptors: %v\n", p.Name, err)
 		os.Exit(1)
 	}
-	level := new(slog.LevelVar)
-	level.Set(slog.LevelDebug)
-	log := slog.New(hostHandler(os.Stderr, level))
-	slog.SetDefault(log)
-	s := newServer(p, log, level)
+	j := newJournal(os.Stderr)
+	log := slog.New(j.handler())
+	j.adopt(log)
+	s := newServer(p, log, j)
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin) // any end of it means the same
 		select {
@@ -84,42 +83,6 @@ func (Glue) GRPCServer(*goplugin.GRPCBroker, *grpc.Server) error { return nil }
 
 func (Glue) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
 	return conn, nil
-}
-
-// hostHandler writes records the way go-plugin reads them from a plugin's stderr.
-func hostHandler(w io.Writer, level slog.Leveler) slog.Handler {
-	return slog.NewJSONHandler(w, &slog.HandlerOptions{
-		Level: level,
-		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
-			if len(groups) > 0 {
-				return a
-			}
-			switch a.Key {
-			case slog.TimeKey:
-				return slog.String("@timestamp", a.Value.Time().Format("2006-01-02T15:04:05.000000Z07:00"))
-			case slog.LevelKey:
-				l, _ := a.Value.Any().(slog.Level)
-				return slog.String("@level", hclogLevel(l))
-			case slog.MessageKey:
-				a.Key = "@message"
-			}
-			return a
-		},
-	})
-}
-
-func hclogLevel(l slog.Level) string {
-	switch {
-	case l < slog.LevelDebug:
-		return "trace"
-	case l < slog.LevelInfo:
-		return "debug"
-	case l < slog.LevelWarn:
-		return "info"
-	case l < slog.LevelError:
-		return "warn"
-	}
-	return "error"
 }
 
 // Interface guard.

@@ -117,7 +117,7 @@ func asProcess(t *testing.T) *grpc.ClientConn {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	g, err := process.Start(t.Context(), process.Spec{
 		Entry: "example", Path: exe, Digest: hex.EncodeToString(h.Sum(nil)), Dir: dir, RunDir: dir,
-		Env: []string{"CORDON_TEST_PLUGIN=1"}, Log: slog.New(slog.DiscardHandler),
+		Env: []string{"CORDON_TEST_PLUGIN=1"},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -29,7 +29,7 @@ type Server struct {
 
 	program program
 	log     *slog.Logger
-	level   *slog.LevelVar
+	journal *journal      // of a process of its own; nil inside another
 	stopped chan struct{} // closed when Stop has undone everything
 
 	mu       sync.Mutex
@@ -47,11 +47,11 @@ type Server struct {
 // NewServer makes a server for p that logs to log. Use it to run a plugin inside a process of yours; [Main] is the
 // process of its own.
 func NewServer[C any](p Plugin[C], log *slog.Logger) *Server {
-	return newServer(p, log, new(slog.LevelVar))
+	return newServer(p, log, nil)
 }
 
-func newServer(p program, log *slog.Logger, level *slog.LevelVar) *Server {
-	s := &Server{program: p, log: log, level: level, stopped: make(chan struct{})}
+func newServer(p program, log *slog.Logger, j *journal) *Server {
+	s := &Server{program: p, log: log, journal: j, stopped: make(chan struct{})}
 	s.counted = map[string]bool{toolsv1.Tools_ServiceDesc.ServiceName: true, promptv1.Prompt_ServiceDesc.ServiceName: true}
 	for _, desc := range p.services() {
 		s.counted[desc.ServiceName] = true
@@ -99,8 +99,8 @@ func (s *Server) Setup(ctx context.Context, r *kernelv1.SetupRequest) (*kernelv1
 	if err != nil {
 		return nil, fault.New(codes.Internal, "BAD_MANIFEST", "%v", err)
 	}
-	if err := s.level.UnmarshalText([]byte(r.GetLogLevel())); err != nil {
-		s.level.Set(slog.LevelInfo)
+	if s.journal != nil {
+		s.journal.setLevel(r.GetLogLevel())
 	}
 	conn, err := grpc.NewClient(r.GetHostAddress(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -111,7 +111,7 @@ func (s *Server) Setup(ctx context.Context, r *kernelv1.SetupRequest) (*kernelv1
 		return nil, fault.New(codes.Unavailable, "NO_HOST", "host at %s: %v", r.GetHostAddress(), err)
 	}
 	c := &Context{
-		setup: r, manifest: m, log: s.log.With("entry", r.GetEntry()), conn: conn,
+		setup: r, manifest: m, log: s.log, conn: conn,
 		services: map[string]any{}, facts: map[string]*kernelv1.Facts{}, tools: map[string]Tool{}, listeners: map[uint32]listener{},
 		contexts: map[string]func(context.Context) (string, error){},
 	}
@@ -195,6 +195,9 @@ func (s *Server) Close(ctx context.Context) (err error) {
 		if c != nil {
 			err = c.dispose(ctx)
 		}
+		if s.journal != nil {
+			s.journal.close(flushTimeout)
+		}
 		close(s.stopped)
 	})
 	return err
@@ -206,6 +209,14 @@ func (s *Server) Bus(stream grpc.BidiStreamingServer[kernelv1.HostFrame, kernelv
 		return err
 	}
 	return serveBus(c, stream)
+}
+
+// Control carries the log to the host and answers its beats. Inside another process there is no need for either.
+func (s *Server) Control(stream grpc.BidiStreamingServer[kernelv1.HostControl, kernelv1.PluginControl]) error {
+	if s.journal == nil {
+		return s.UnimplementedPluginServer.Control(stream)
+	}
+	return s.journal.serve(stream)
 }
 
 func (s *Server) applied() (*Context, error) {

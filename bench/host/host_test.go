@@ -123,7 +123,7 @@ func startPlugin(b *testing.B, role string) *process.Generation {
 	dir := shortDir(b)
 	g, err := process.Start(b.Context(), process.Spec{
 		Entry: role, Path: exe, Digest: hex.EncodeToString(h.Sum(nil)), Dir: dir, RunDir: dir,
-		Env: []string{"CORDON_BENCH_PLUGIN=" + role}, Log: slog.New(slog.DiscardHandler),
+		Env: []string{"CORDON_BENCH_PLUGIN=" + role},
 	})
 	if err != nil {
 		b.Fatal(err)

@@ -11,7 +11,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"io"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -65,7 +64,7 @@ func start(b *testing.B) *provider {
 	g, err := process.Start(b.Context(), process.Spec{
 		Unconfined: true, // as its row grants it
 		Entry:      "sandbox", Path: exe, Digest: hex.EncodeToString(digest[:]), Dir: dir, RunDir: dir,
-		Env: process.Environment(nil), Log: slog.New(slog.DiscardHandler),
+		Env: process.Environment(nil),
 	})
 	must(b, err)
 	b.Cleanup(func() { _ = g.Stop(context.Background()) })

@@ -50,7 +50,7 @@ plugins:
       {a: 1, b: [true, null, "x"], big: 123456789012345678901234567890, f: 1.50, "k/ey": {"~": y}, d: 2020-01-01, y: yes, port: "${PORT}", n: $PORT}
     env: {TOKEN: "${TOKEN}", PORT: 80, ON: true}
     limits: {memory: 256Mi, pids: 64}
-    timeouts: {start: 5s, drain: 2m}
+    timeouts: {start: 5s, drain: 2m, beat: 9s}
     answers: human
   - id: outer
     isolate: [shell, fs]
@@ -92,7 +92,7 @@ plugins:
 	want := []row{
 		{"one", Package, "pkg", `{"a":1,"b":[true,null,"x"],"big":123456789012345678901234567890,"f":1.50,"k/ey":{"~":"y"},"d":"2020-01-01","y":"yes","port":"8080","n":8080}`,
 			none, false, true, map[string]string{"TOKEN": "hunter2", "PORT": "80", "ON": "true"}, Limits{256 << 20, 64}, AnswersHuman,
-			Timeouts{5 * time.Second, 2 * time.Minute}, nil, 4},
+			Timeouts{5 * time.Second, 2 * time.Minute, 9 * time.Second}, nil, 4},
 		{"two", Executable, "bin/a", "{}", map[string]string{"shell": "shared", "fs": "@two", "net": "@inner"}, true, true, nil, Limits{}, "", Timeouts{}, []string{"outer", "inner"}, 19},
 		{"three", Executable, "bin/b", "{}", map[string]string{"shell": "@outer", "fs": "@outer"}, false, false, nil, Limits{}, "", Timeouts{}, []string{"outer"}, 20},
 	}

@@ -51,7 +51,7 @@ func TestFileSchemaAgreesWithTheLoader(t *testing.T) {
 		ok   bool
 	}{
 		{"cordon: 1\nplugins: []\n", true},
-		{"cordon: 1\nsession: {store: \"sqlite:\"}\nplugins:\n  - {id: a, use: ./bin/a, config: {x: 1}, disabled: \"${NO:-false}\", env: {A: b, N: 1}, limits: {memory: 1Gi, pids: 3}, timeouts: {start: 500ms}, answers: human, isolate: [shell]}\n", true},
+		{"cordon: 1\nsession: {store: \"sqlite:\"}\nplugins:\n  - {id: a, use: ./bin/a, config: {x: 1}, disabled: \"${NO:-false}\", env: {A: b, N: 1}, limits: {memory: 1Gi, pids: 3}, timeouts: {start: 500ms, beat: 1m}, answers: human, isolate: [shell]}\n", true},
 		{"cordon: 1\nplugins:\n  - {id: g, isolate: {shell: x, fs: true}, plugins: [{id: a, use: ./bin/a}]}\n", true},
 		{"cordon: 2\nplugins: []\n", false},
 		{"cordon: 1\n", false},

@@ -894,11 +894,11 @@ func (l *loader) limits(n *yaml.Node, e *Entry) {
 }
 
 func (l *loader) timeouts(n *yaml.Node, e *Entry) {
-	all, _, ok := l.mapping(n, "timeouts", "start", "drain")
+	all, _, ok := l.mapping(n, "timeouts", "start", "drain", "beat")
 	if !ok {
 		return
 	}
-	for key, into := range map[string]*time.Duration{"start": &e.Timeouts.Start, "drain": &e.Timeouts.Drain} {
+	for key, into := range map[string]*time.Duration{"start": &e.Timeouts.Start, "drain": &e.Timeouts.Drain, "beat": &e.Timeouts.Beat} {
 		f, ok := all[key]
 		if !ok {
 			continue

@@ -126,6 +126,7 @@ type Limits struct {
 type Timeouts struct {
 	Start time.Duration // from the start of the process to its activation
 	Drain time.Duration // until calls in flight are given up
+	Beat  time.Duration // for which the plugin may leave the host's beats unanswered
 }
 
 // RootRealm is the label of the realm of everything that is not isolated.

@@ -2,6 +2,7 @@ package compose
 
 import (
 	"bytes"
+	"encoding/json"
 	"net/url"
 	"regexp"
 	"slices"
@@ -113,6 +114,9 @@ func (p *Plan) Redacted(manifests map[string]*kernelv1.Manifest) ([]byte, error)
 		if e.Timeouts.Drain > 0 {
 			put(timeouts, "drain", text(e.Timeouts.Drain.String()))
 		}
+		if e.Timeouts.Beat > 0 {
+			put(timeouts, "beat", text(e.Timeouts.Beat.String()))
+		}
 		put(row, "timeouts", timeouts)
 		if e.Answers != AnswersNone {
 			put(row, "answers", text(string(e.Answers)))
@@ -127,6 +131,50 @@ func (p *Plan) Redacted(manifests map[string]*kernelv1.Manifest) ([]byte, error)
 		return nil, err
 	}
 	return out.Bytes(), enc.Close()
+}
+
+// Secrets are the values of a row that no log may show: those of env, and every value of the config that the schema of its plugin marks
+// writeOnly or does not describe.
+func (e *Entry) Secrets(m *kernelv1.Manifest) ([]string, error) {
+	s, err := compileSchema(m.GetConfigSchema())
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, v := range e.Env {
+		out = append(out, v)
+	}
+	var walk func(v any, pointer string, secret bool)
+	walk = func(v any, pointer string, secret bool) {
+		secret = secret || !s.describes(pointer)
+		switch v := v.(type) {
+		case map[string]any:
+			for name, x := range v {
+				walk(x, pointer+"/"+escapePointer(name), secret)
+			}
+		case []any:
+			for i, x := range v {
+				walk(x, pointer+"/"+strconv.Itoa(i), secret)
+			}
+		case string:
+			if secret {
+				out = append(out, v)
+			}
+		case json.Number:
+			if secret {
+				out = append(out, v.String())
+			}
+		}
+	}
+	var config any
+	dec := json.NewDecoder(bytes.NewReader(e.Config))
+	dec.UseNumber()
+	if err := dec.Decode(&config); err != nil {
+		return nil, err
+	}
+	walk(config, "", false)
+	slices.Sort(out)
+	return slices.Compact(out), nil
 }
 
 func redactedConfig(n *yaml.Node, pointer string, s *schema) *yaml.Node {

@@ -3,17 +3,13 @@
 package process
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
-	"io"
-	"log/slog"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -21,22 +17,27 @@ import (
 	"github.com/hashicorp/go-plugin/runner"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
+	"github.com/cordon-host/cordon/capability/fault"
+	"github.com/cordon-host/cordon/host/logs"
 )
 
-// How a stop proceeds when the plugin does not co-operate.
+// How a stop proceeds when the plugin does not co-operate. Each step has its own time.
 const (
+	// DrainTimeout bounds the Drain call: calls that are still in flight when a generation is told to stop have been given up.
+	DrainTimeout = time.Second
 	// StopRPCTimeout bounds the Stop call, in which a plugin undoes its effects.
 	StopRPCTimeout = 5 * time.Second
-	// TermGrace is how long a process may live after SIGTERM.
+	// FlushTimeout is how long the records are waited for that a plugin still has when it has stopped.
+	FlushTimeout = 500 * time.Millisecond
+	// TermGrace is how long a process may live after its standard input ended, and again after SIGTERM.
 	TermGrace = time.Second
-	// DefaultStartTimeout bounds exec to handshake. Large binaries on cold disks take seconds.
-	DefaultStartTimeout = 30 * time.Second
+	// DefaultStartTimeout bounds a start. Large binaries on cold disks take seconds.
+	DefaultStartTimeout = 60 * time.Second
 )
-
-// stderrTail is how many of the last lines of a plugin's stderr an error quotes.
-const stderrTail = 20
 
 // handshake mirrors plugin.Handshake; the host does not import what authors import. A test holds them together.
 var handshake = goplugin.HandshakeConfig{
@@ -53,10 +54,12 @@ type Spec struct {
 	Env    []string
 	Dir    string // working directory
 	RunDir string // private directory for the plugin's socket
-	Log    *slog.Logger
-	// LogOutput receives the plugin's own records; nil drops them.
-	LogOutput    hclog.Logger
-	StartTimeout time.Duration // 0 for DefaultStartTimeout
+	// Log takes what the plugin logs and what the process prints; nil drops it.
+	Log *logs.Writer
+	// StartTimeout bounds the start; 0 for DefaultStartTimeout.
+	StartTimeout time.Duration
+	// BeatTimeout is how long the plugin may be silent; 0 for DefaultBeatTimeout.
+	BeatTimeout time.Duration
 	// Unconfined runs the process with everything this one can do. Otherwise it gets the confinement of plugins; see confine.
 	Unconfined bool
 	// Limits bound the process with everything it starts. Name tells its control group from those of other entries.
@@ -66,104 +69,104 @@ type Spec struct {
 
 // Generation is one running process of an entry.
 type Generation struct {
-	entry  string
-	conn   *grpc.ClientConn
-	client *goplugin.Client
-	run    *execRunner
-	tail   *tail
-	done   chan struct{}
-	exit   string // valid after done
+	entry   string
+	log     *logs.Writer
+	conn    *grpc.ClientConn
+	client  *goplugin.Client
+	run     *execRunner
+	said    *transcript
+	control *control // nil before the handshake
+
+	stopping atomic.Bool
+	verdict  atomic.Pointer[string] // why the host ended it
+
+	done  chan struct{} // closed when the process is gone and all it said was taken
+	crash *Crash        // how it ended; valid after done
 }
 
-// StartError is a generation that did not come up.
-type StartError struct {
-	Entry  string
-	Phase  string // exec, handshake
-	Exit   string // how the process ended, if it did
-	Stderr string // the last lines it wrote
-	Err    error
-}
-
-func (e *StartError) Error() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "plugin %s: %s: %v", e.Entry, e.Phase, e.Err)
-	if e.Exit != "" {
-		fmt.Fprintf(&b, " (%s)", e.Exit)
-	}
-	if e.Stderr != "" {
-		fmt.Fprintf(&b, "; its last words:\n%s", e.Stderr)
-	}
-	return b.String()
-}
-
-func (e *StartError) Unwrap() error { return e.Err }
-
-// Start runs a plugin and returns when its gRPC server answers the handshake. Nothing has been set up yet.
+// Start runs a plugin and returns when its gRPC server answers the handshake. Its control stream is open then; nothing has been set up
+// yet. The error is a *StartError.
 func Start(ctx context.Context, spec Spec) (*Generation, error) {
-	if spec.StartTimeout == 0 {
-		spec.StartTimeout = DefaultStartTimeout
+	timeout := spec.StartTimeout
+	if timeout == 0 {
+		timeout = DefaultStartTimeout
 	}
-	output := spec.LogOutput
-	if output == nil {
-		output = hclog.NewNullLogger()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if spec.Log == nil {
+		spec.Log = logs.Discard()
 	}
-	g := &Generation{entry: spec.Entry, tail: &tail{max: stderrTail}, done: make(chan struct{})}
+	said := &transcript{log: spec.Log}
+	g := &Generation{entry: spec.Entry, log: spec.Log, said: said, done: make(chan struct{})}
 	g.run = &execRunner{
-		path: spec.Path, digest: spec.Digest, name: spec.Entry, dir: spec.Dir, log: spec.Log, done: make(chan struct{}),
-		runDir: spec.RunDir, unconfined: spec.Unconfined, limits: spec.Limits, group: spec.Name,
+		path: spec.Path, digest: spec.Digest, name: spec.Entry, dir: spec.Dir, said: said, done: make(chan struct{}),
+		runDir: spec.RunDir, unconfined: spec.Unconfined, limits: spec.Limits, group: spec.Name, ctx: ctx, phase: PhaseHash,
 	}
+	// What a Go program prints after it began to serve comes over go-plugin's own stream.
+	stdout, stderr := &lines{take: said.stdout}, &lines{take: said.stderr}
 	g.client = goplugin.NewClient(&goplugin.ClientConfig{
 		HandshakeConfig:  handshake,
 		Plugins:          goplugin.PluginSet{"cordon": bareConn{}},
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
 		AutoMTLS:         true,
 		SkipHostEnv:      true,
-		StartTimeout:     spec.StartTimeout,
-		Logger:           output,
-		Stderr:           g.tail,
-		SyncStdout:       logLines(spec.Log, "stdout"),
-		SyncStderr:       io.MultiWriter(g.tail, logLines(spec.Log, "stderr")),
+		StartTimeout:     timeout + time.Minute, // ours ends first and says more
+		Logger:           hclog.NewNullLogger(),
+		SyncStdout:       stdout,
+		SyncStderr:       stderr,
 		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: spec.RunDir},
 		RunnerFunc: func(_ hclog.Logger, cmd *exec.Cmd, _ string) (runner.Runner, error) {
 			g.run.env = append(slices.Clone(spec.Env), cmd.Env...)
 			return g.run, nil
 		},
 	})
-	conn, phase, err := g.connect(ctx)
+	begin := time.Now()
+	conn, err := g.connect()
 	if err != nil {
+		phase, late := g.run.phase, errors.Is(ctx.Err(), context.DeadlineExceeded)
+		if ctx.Err() != nil && !late {
+			err = ctx.Err() // whoever asked for the start gave it up
+		}
 		g.kill()
-		e := &StartError{Entry: spec.Entry, Phase: phase, Stderr: g.tail.String(), Err: err}
+		e := &StartError{Entry: spec.Entry, Phase: phase, Err: err}
+		if late {
+			e.Timeout = timeout
+		}
 		if g.PID() != 0 {
 			<-g.run.done
-			e.Exit = g.run.exit()
+			g.run.drained.Wait()
+			closeAll(g.run.outR, g.run.errR) // nobody else does when go-plugin never came to wait
+			if !late {                       // else it was the host who ended it
+				e.Exit = g.run.exit()
+			}
 		}
+		e.Stderr, e.Trace = said.end()
 		return nil, e
 	}
+	g.run.timings.Handshake = time.Since(begin) - g.run.timings.Hash - g.run.timings.Exec
 	g.conn = conn
-	go g.watch()
+	g.openControl(spec.BeatTimeout)
+	go g.watch(stdout, stderr)
 	return g, nil
 }
 
-// connect starts the process and dials it; ctx cancels the wait for the handshake by killing the process.
-func (g *Generation) connect(ctx context.Context) (conn *grpc.ClientConn, phase string, err error) {
-	stop := context.AfterFunc(ctx, func() { g.run.signal(unix.SIGKILL) })
-	defer stop()
+// connect starts the process and dials it. The end of the start's context kills the process, and so ends this.
+func (g *Generation) connect() (*grpc.ClientConn, error) {
 	if _, err := g.client.Start(); err != nil {
-		phase = "handshake"
-		if g.PID() == 0 {
-			phase = "exec"
-		}
-		return nil, phase, errors.Join(firstLine(err), ctx.Err())
+		return nil, firstLine(err)
 	}
 	protocol, err := g.client.Client()
 	if err != nil {
-		return nil, "dial", err
+		return nil, err
 	}
 	raw, err := protocol.Dispense("cordon")
 	if err != nil {
-		return nil, "dial", err
+		return nil, err
 	}
-	return raw.(*grpc.ClientConn), "", nil
+	if !g.run.release() {
+		return nil, g.run.ctx.Err()
+	}
+	return raw.(*grpc.ClientConn), nil
 }
 
 // firstLine drops go-plugin's general advice on unreadable handshakes; the plugin's own last words say more.
@@ -175,10 +178,19 @@ func firstLine(err error) error {
 	return errors.New(text)
 }
 
-// watch waits for the process to end.
-func (g *Generation) watch() {
+// watch waits for the process to end and for what it still had to say.
+func (g *Generation) watch(stdout, stderr *lines) {
 	<-g.run.done
-	g.exit = g.run.exit()
+	g.run.drained.Wait()
+	<-g.control.done
+	stdout.end()
+	stderr.end()
+	c := &Crash{Time: time.Now(), Exit: g.run.exit()}
+	if why := g.verdict.Load(); why != nil {
+		c.Exit += "; " + *why
+	}
+	c.Stderr, c.Trace = g.said.end()
+	g.crash = c
 	close(g.done)
 }
 
@@ -194,45 +206,115 @@ func (g *Generation) PID() int { return int(g.run.pid.Load()) }
 // Done is closed when the process is gone.
 func (g *Generation) Done() <-chan struct{} { return g.done }
 
+// Timings are how long the steps of the start took that happened here: hash, exec and handshake.
+func (g *Generation) Timings() Timings { return g.run.timings }
+
 // Exit says how the process ended and quotes what it wrote last; empty as long as it runs.
 func (g *Generation) Exit() string {
-	select {
-	case <-g.done:
-	default:
+	c := g.ended()
+	if c == nil {
 		return ""
 	}
-	if words := g.tail.String(); words != "" {
-		return g.exit + "; its last words:\n" + words
+	if c.Stderr != "" {
+		return c.Exit + "; its last words:\n" + c.Stderr
 	}
-	return g.exit
+	return c.Exit
 }
 
-// Stop ends the process: the Stop call, in which it undoes its effects, then the end of its standard input, SIGTERM and
-// SIGKILL to the whole group. It returns when the process has been reaped, at most StopRPCTimeout + 2·TermGrace later
-// or sooner if ctx ends.
-func (g *Generation) Stop(ctx context.Context) error {
-	rpc, cancel := context.WithTimeout(ctx, StopRPCTimeout)
-	_, err := g.Kernel().Stop(rpc, &kernelv1.StopRequest{})
-	cancel()
+func (g *Generation) ended() *Crash {
 	select {
 	case <-g.done:
-		err = nil // it ended before it could answer
+		return g.crash
 	default:
+		return nil
 	}
+}
+
+// Crash is the report of an end that nobody asked for; nil as long as the process runs, and after a stop.
+func (g *Generation) Crash() *Crash {
+	if g.stopping.Load() {
+		return nil
+	}
+	return g.ended()
+}
+
+// Failed explains an error of a call that is part of the start by the end of the process, if that is what it was. It waits a moment
+// for that end: a connection breaks before its process is reaped. Timeout is the time that the start had, when that has passed.
+func (g *Generation) Failed(phase Phase, timeout time.Duration, err error) error {
+	e := &StartError{Entry: g.entry, Phase: phase, Err: errors.New(g.log.Redact(fault.Message(err))), Timeout: timeout}
+	if status.Code(err) == codes.Unavailable {
+		t := time.NewTimer(reapWait)
+		defer t.Stop()
+		select {
+		case <-g.done:
+		case <-t.C:
+		}
+	}
+	if c := g.ended(); c != nil {
+		e.Exit, e.Stderr, e.Trace = c.Exit, c.Stderr, c.Trace
+	}
+	return e
+}
+
+// reapWait is how long a broken connection waits to learn that its process is gone.
+const reapWait = time.Second
+
+// Stop ends the process: the Drain call, so that it takes no more calls; the Stop call, in which it undoes its effects; then the end of its
+// standard input, SIGTERM, and SIGKILL to the whole group. Each has its own time, or less if ctx ends. It returns when the process
+// has been reaped.
+func (g *Generation) Stop(ctx context.Context) error {
+	err := g.ask(ctx)
 	_ = g.run.lifeline.Close()
 	if !g.wait(ctx, TermGrace) {
 		g.run.signal(unix.SIGTERM)
 		g.wait(ctx, TermGrace)
 	}
 	g.kill()
+	<-g.done
 	return err
 }
 
+// ask tells the plugin to stop.
+func (g *Generation) ask(ctx context.Context) error {
+	select {
+	case <-g.run.done:
+		return nil // there is nobody to ask, and the end was no stop
+	default:
+	}
+	g.stopping.Store(true)
+	drain, cancel := context.WithTimeout(ctx, DrainTimeout)
+	_, err := g.Kernel().Drain(drain, &kernelv1.DrainRequest{})
+	cancel()
+	if err != nil && status.Code(err) != codes.Unimplemented {
+		g.log.Log().Debug("plugin was not drained", "error", err)
+	}
+	stop, cancel := context.WithTimeout(ctx, StopRPCTimeout)
+	defer cancel()
+	_, err = g.Kernel().Stop(stop, &kernelv1.StopRequest{})
+	select {
+	case <-g.run.done:
+		return nil // it ended before it could answer
+	default:
+	}
+	if err == nil {
+		t := time.NewTimer(FlushTimeout)
+		defer t.Stop()
+		select {
+		case <-g.control.done:
+		case <-g.run.done:
+		case <-t.C:
+		case <-ctx.Done():
+		}
+	}
+	return err
+}
+
+// wait waits for the end of the process.
 func (g *Generation) wait(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
-	case <-g.done:
+	case <-g.run.done:
 		return true
 	case <-t.C:
 	case <-ctx.Done():
@@ -242,10 +324,7 @@ func (g *Generation) wait(ctx context.Context, d time.Duration) bool {
 
 // kill ends the group and lets go-plugin close what it holds, which it does at once when the process is gone.
 func (g *Generation) kill() {
-	if g.PID() != 0 {
-		g.run.signal(unix.SIGKILL)
-		<-g.run.done
-	}
+	g.run.kill()
 	g.client.Kill()
 }
 
@@ -260,60 +339,6 @@ func (bareConn) GRPCServer(*goplugin.GRPCBroker, *grpc.Server) error {
 
 func (bareConn) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
 	return conn, nil
-}
-
-// tail keeps the last lines written to it that are not structured records.
-type tail struct {
-	max int
-
-	mu    sync.Mutex
-	lines []string
-	part  []byte
-}
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, chunk := range bytes.SplitAfter(p, []byte("\n")) {
-		if room := maxLine - len(t.part); room > 0 {
-			t.part = append(t.part, chunk[:min(room, len(chunk))]...)
-		}
-		if !bytes.HasSuffix(chunk, []byte("\n")) {
-			continue
-		}
-		line := strings.TrimRight(string(t.part), "\n")
-		t.part = t.part[:0]
-		if line == "" || strings.HasPrefix(line, `{"@timestamp"`) {
-			continue
-		}
-		if t.lines = append(t.lines, line); len(t.lines) > t.max {
-			t.lines = t.lines[1:]
-		}
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.Join(append(slices.Clone(t.lines), string(t.part)), "\n")
-}
-
-// logLines logs what a plugin prints, one record a line.
-func logLines(log *slog.Logger, stream string) io.Writer { return lineLogger{log, stream} }
-
-type lineLogger struct {
-	log    *slog.Logger
-	stream string
-}
-
-func (l lineLogger) Write(p []byte) (int, error) {
-	for line := range bytes.Lines(p) {
-		if line = bytes.TrimRight(line, "\r\n"); len(line) > 0 {
-			l.log.Info(string(line), "stream", l.stream)
-		}
-	}
-	return len(p), nil
 }
 
 // Environment is what a plugin process gets: an allow-list of the host's, and the row's own variables over it.

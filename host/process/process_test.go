@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	kernelv1 "github.com/cordon-host/cordon/api/kernel/v1"
+	"github.com/cordon-host/cordon/host/logs"
 	"github.com/cordon-host/cordon/host/process"
 	"github.com/cordon-host/cordon/internal/testenv"
 	"github.com/cordon-host/cordon/plugin"
@@ -45,8 +45,28 @@ func misbehave(how string) {
 	case "longline":
 		os.Stdout.Write(bytes.Repeat([]byte("x"), 200<<10))
 		fmt.Println()
+	case "half":
+		fmt.Print("no end of line") // the handshake comes behind it
+	case "late":
+		// After the handshake, where go-plugin does not read any more.
+		go func() {
+			time.Sleep(100 * time.Millisecond)
+			os.Stdout.Write(bytes.Repeat([]byte("y"), 200<<10))
+			fmt.Println()
+		}()
+	case "quit":
+		f, err := os.OpenFile(os.Getenv("CORDON_TEST_FILE"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Fprintln(f, "spawned")
+		os.Exit(3)
 	case "panic":
 		panic("init boom")
+	case "deep":
+		deep(40)
+	case "hugeshake":
+		fmt.Println("1|1|unix|/x|grpc|" + strings.Repeat("A", 60<<10))
 	case "grandchild":
 		// A child in the group that holds both pipes open.
 		cmd := exec.Command("sleep", "300")
@@ -67,12 +87,17 @@ func misbehave(how string) {
 		select {}
 	case "reach":
 		reach()
+	case "old":
+		old()
 	case "host":
 		hostAndPlugin()
 	}
 	plugin.Main(plugin.Plugin[struct{}]{
 		Name: "helper", Version: "1",
 		Apply: func(ctx *plugin.Context, _ struct{}) error {
+			if err := apply(ctx, how); err != nil {
+				return err
+			}
 			return ctx.Effect("mark", func(context.Context) error {
 				if f := os.Getenv("CORDON_TEST_FILE"); f != "" && how == "stop" {
 					return os.WriteFile(f, []byte("stopped"), 0o600)
@@ -83,25 +108,48 @@ func misbehave(how string) {
 	})
 }
 
-// lines collects log records.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
+// book is the log of a helper.
+type book struct {
+	*testing.T
+	*logs.Book
 }
 
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
+// all are the records so far.
+func (b *book) all() (out []logs.Record) {
+	b.Helper()
+	if err := b.Read(b.Context(), logs.Query{Entry: "helper", Level: -100, Tail: -1}, func(r logs.Record) error {
+		out = append(out, r)
+		return nil
+	}); err != nil {
+		b.Fatal(err)
+	}
+	return out
 }
 
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+// errFound ends a search.
+var errFound = errors.New("found")
+
+// await waits for a record; the test's own deadline ends the wait.
+func (b *book) await(is func(logs.Record) bool) (found logs.Record) {
+	b.Helper()
+	err := b.Read(b.Context(), logs.Query{Entry: "helper", Level: -100, Tail: -1, Follow: true}, func(r logs.Record) error {
+		if is(r) {
+			found = r
+			return errFound
+		}
+		return nil
+	})
+	if !errors.Is(err, errFound) {
+		b.Fatalf("no such record: %v", err)
+	}
+	return found
 }
 
-func spec(t *testing.T, how string) (process.Spec, *lines) {
+func says(text string) func(logs.Record) bool {
+	return func(r logs.Record) bool { return strings.Contains(r.Message, text) }
+}
+
+func spec(t *testing.T, how string) (process.Spec, *book) {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -121,11 +169,11 @@ func spec(t *testing.T, how string) (process.Spec, *lines) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(run) })
-	log := &lines{}
+	log := &book{T: t, Book: logs.NewBook(slog.DiscardHandler, slog.LevelInfo)}
 	return process.Spec{
 		Entry: "helper", Path: exe, Digest: hex.EncodeToString(h.Sum(nil)), Dir: run, RunDir: run,
 		Env: process.Environment(map[string]string{"CORDON_TEST_PLUGIN": how, "CORDON_TEST_FILE": filepath.Join(run, "file")}),
-		Log: slog.New(slog.NewTextHandler(log, nil)),
+		Log: log.Writer("helper", 1),
 	}, log
 }
 
@@ -160,7 +208,7 @@ func alive(pid int) bool {
 }
 
 func TestStartAndStop(t *testing.T) {
-	s, _ := spec(t, "stop")
+	s, log := spec(t, "stop")
 	g := start(t, s)
 	if _, err := g.Kernel().Setup(t.Context(), &kernelv1.SetupRequest{Entry: "helper", HostAddress: "unix:/nowhere"}); err != nil {
 		t.Fatal(err)
@@ -170,11 +218,16 @@ func TestStartAndStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone(t, pid)
-	if g.Exit() != "exit code 0" {
-		t.Errorf("exit = %q", g.Exit())
+	if g.Exit() != "exit code 0" || g.Crash() != nil {
+		t.Errorf("exit = %q, crash %v", g.Exit(), g.Crash())
 	}
 	if text, err := os.ReadFile(filepath.Join(s.RunDir, "file")); string(text) != "stopped" {
 		t.Errorf("the stop hook did not run: %q, %v", text, err)
+	}
+	for _, r := range log.all() {
+		if r.Level >= slog.LevelWarn {
+			t.Errorf("a normal stop is an alarm: %+v", r)
+		}
 	}
 }
 
@@ -182,12 +235,13 @@ func TestHandshakeIsImmuneToPrints(t *testing.T) {
 	for _, tt := range []struct{ how, logged string }{
 		{"print", "hello from init"},
 		{"longline", "xxxxxxxx"},
+		{"half", "no end of line"},
 	} {
 		t.Run(tt.how, func(t *testing.T) {
 			s, log := spec(t, tt.how)
 			start(t, s)
-			if !strings.Contains(log.String(), tt.logged) {
-				t.Errorf("what was printed is not in the log: %.200q", log.String())
+			if r := log.await(says(tt.logged)); r.Stream != logs.StreamStdout {
+				t.Errorf("what was printed is of %s", r.Stream)
 			}
 		})
 	}
@@ -210,13 +264,21 @@ func TestStartErrorQuotesThePanic(t *testing.T) {
 func TestStartTimeoutLeavesNothing(t *testing.T) {
 	s, _ := spec(t, "hang")
 	s.StartTimeout = 300 * time.Millisecond
-	if _, err := process.Start(t.Context(), s); err == nil {
-		t.Fatal("a plugin that never shakes hands started")
+	_, err := process.Start(t.Context(), s)
+	var late *process.StartError
+	if !errors.As(err, &late) || late.Phase != process.PhaseHandshake || late.Timeout != s.StartTimeout {
+		t.Fatalf("err = %v", err)
+	}
+	if !strings.Contains(err.Error(), "timeouts.start") || !strings.Contains(err.Error(), "300ms") {
+		t.Errorf("the error does not say what to raise: %v", err)
 	}
 	left, err := os.ReadDir(s.RunDir)
 	if err != nil || len(left) != 0 {
 		t.Errorf("run directory holds %v, %v", left, err)
 	}
+	// The next attempt owes nothing to this one.
+	again, _ := spec(t, "stop")
+	start(t, again)
 }
 
 func TestStopIsBoundedAndTakesTheGroup(t *testing.T) {
@@ -247,7 +309,9 @@ func TestStopIsBoundedAndTakesTheGroup(t *testing.T) {
 func TestChangedExecutableDoesNotRun(t *testing.T) {
 	s, _ := spec(t, "stop")
 	s.Digest = strings.Repeat("0", 64)
-	if _, err := process.Start(t.Context(), s); err == nil || !strings.Contains(err.Error(), "changed after it was checked") {
+	_, err := process.Start(t.Context(), s)
+	var start *process.StartError
+	if !errors.As(err, &start) || start.Phase != process.PhaseHash || !strings.Contains(err.Error(), "changed after it was checked") {
 		t.Fatalf("err = %v", err)
 	}
 }
@@ -259,8 +323,8 @@ func TestCrashIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-g.Done()
-	if g.Exit() != "signal SIGKILL" {
-		t.Errorf("exit = %q", g.Exit())
+	if c := g.Crash(); g.Exit() != "signal SIGKILL" || c == nil || c.Exit != g.Exit() || c.Trace != "" {
+		t.Errorf("exit = %q, crash %+v", g.Exit(), c)
 	}
 }
 
@@ -355,7 +419,7 @@ func hostAndPlugin() {
 	s := process.Spec{
 		Entry: "helper", Path: "/proc/self/exe", Digest: os.Getenv("CORDON_TEST_DIGEST"),
 		RunDir: os.Getenv("CORDON_TEST_RUN"), Dir: os.Getenv("CORDON_TEST_RUN"),
-		Env: []string{"CORDON_TEST_PLUGIN=stop"}, Log: slog.New(slog.DiscardHandler),
+		Env: []string{"CORDON_TEST_PLUGIN=stop"},
 	}
 	g, err := process.Start(context.Background(), s)
 	if err != nil {

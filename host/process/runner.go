@@ -9,12 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/exec"
 	"regexp"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -31,8 +31,12 @@ const childExecFD = 3
 // the pipe open for ever.
 const pipeDrain = 250 * time.Millisecond
 
-// handshakeLine is what go-plugin prints on a plugin's stdout, core protocol to certificate. Everything else there is a log.
-var handshakeLine = regexp.MustCompile(`^\d+\|\d+\|(unix|tcp)\|[^|]+\|grpc(\|.*)?$`)
+// handshakeLine is what go-plugin prints on a plugin's stdout, core protocol to certificate. Everything else there is a log, also
+// what was printed before it on the same line.
+var handshakeLine = regexp.MustCompile(`1\|\d+\|(unix|tcp)\|[^|]+\|grpc(\|[^|]*)*$`)
+
+// maxHandshake is more than a handshake with its certificate takes, and less than go-plugin reads of a line.
+const maxHandshake = 32 << 10
 
 // execRunner runs one plugin process for go-plugin. It differs from go-plugin's own in what people were hurt by:
 //
@@ -50,45 +54,48 @@ type execRunner struct {
 	env    []string
 	dir    string
 	runDir string
-	log    *slog.Logger
+	said   *transcript
 
 	unconfined bool
 	limits     Limits
 	group      string // the name of its control group
+	// ctx bounds the start: its end kills the process until release is called.
+	ctx context.Context
 
+	phase    Phase
+	timings  Timings
+	release  func() bool  // nil until started
 	pid      atomic.Int64 // 0 until started
 	lifeline *os.File     // closing it tells the plugin to end
 	outR     *os.File
 	errR     *os.File
 	shake    *io.PipeReader
 
-	done    chan struct{} // closed when the process was reaped and its group killed
-	drained sync.WaitGroup
+	done    chan struct{}    // closed when the process was reaped and its group killed
+	drained sync.WaitGroup   // what it printed was read
 	state   *os.ProcessState // valid after done
 	hit     string           // which limits it ran into; valid after done
 }
 
-// afterCheck, if set, runs between the check of the executable and its execution. It is for tests.
-var afterCheck func(path string)
+// beforeExec is for tests: it runs between the check of an executable and its execution.
+var beforeExec = func(path string) {}
 
 // Start forks the process from a thread that lives as long as it does: the parent-death signal follows the thread.
 func (r *execRunner) Start(ctx context.Context) error {
+	begin := time.Now()
+	r.phase = PhaseHash
 	exe, err := os.Open(r.path)
 	if err != nil {
 		return fmt.Errorf("plugin executable: %w", err)
 	}
 	defer exe.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, exe); err != nil {
-		return fmt.Errorf("plugin executable %s: %w", r.path, err)
+	content := &checked{file: exe, digest: r.digest}
+	if err := content.check(); err != nil {
+		return fmt.Errorf("plugin executable: %w", err)
 	}
-	if got := hex.EncodeToString(h.Sum(nil)); got != r.digest {
-		return fmt.Errorf("plugin executable %s: sha256 is %s, want %s: it changed after it was checked", r.path, got, r.digest)
-	}
-
-	if afterCheck != nil {
-		afterCheck(r.path)
-	}
+	r.timings.Hash = time.Since(begin)
+	begin, r.phase = time.Now(), PhaseExec
+	beforeExec(r.path)
 
 	files, err := newPipes()
 	if err != nil {
@@ -117,7 +124,10 @@ func (r *execRunner) Start(ctx context.Context) error {
 	go func() {
 		// The thread is never given back: a restriction of it cannot be lifted, and ends with it.
 		runtime.LockOSThread()
-		err := ctx.Err()
+		err := errors.Join(ctx.Err(), r.ctx.Err())
+		if err == nil {
+			err = content.check()
+		}
 		if err == nil && !r.unconfined {
 			// By its descriptor: another file may have the name by now.
 			err = confine("/proc/self/fd/"+strconv.Itoa(int(exe.Fd())), r.dir, r.runDir)
@@ -140,7 +150,7 @@ func (r *execRunner) Start(ctx context.Context) error {
 			defer close(left)
 			var err error
 			if r.hit, err = group.end(); err != nil {
-				r.log.Error("control group of a plugin stays", "error", err)
+				r.said.log.Log().Error("control group of a plugin stays", "error", err)
 			}
 		}()
 		<-left
@@ -151,11 +161,52 @@ func (r *execRunner) Start(ctx context.Context) error {
 		_, leaving := group.end()
 		return fmt.Errorf("plugin %s: start: %w", r.name, errors.Join(err, leaving))
 	}
+	r.timings.Exec = time.Since(begin)
+	r.phase = PhaseHandshake
 	r.lifeline, r.outR, r.errR = files.inW, files.outR, files.errR
 	var shakeW *io.PipeWriter
 	r.shake, shakeW = io.Pipe()
 	r.drained.Go(func() { r.readStdout(shakeW) })
+	r.drained.Go(r.readStderr)
 	go r.watchPipes() // ends with the process
+	// From here on nobody can write to the file: the kernel refuses it while the file is executed. If somebody did before, what runs is not
+	// what was checked.
+	if err := content.check(); err != nil {
+		r.signal(unix.SIGKILL)
+		return fmt.Errorf("plugin %s: start: %w", r.name, err)
+	}
+	r.release = context.AfterFunc(r.ctx, func() { r.signal(unix.SIGKILL) })
+	return nil
+}
+
+// checked is an open executable whose bytes are known. Replacing the file by another is no matter: the descriptor has the old one.
+type checked struct {
+	file    *os.File
+	digest  string
+	changed syscall.Timespec // the file's change time when it was hashed
+}
+
+// check hashes the file if that was not done since its last change.
+func (c *checked) check() error {
+	info, err := c.file.Stat()
+	if err != nil {
+		return err
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return fmt.Errorf("%s has no change time", c.file.Name())
+	}
+	if stat.Ctim == c.changed {
+		return nil
+	}
+	h := sha256.New()
+	if _, err := io.Copy(h, io.NewSectionReader(c.file, 0, info.Size())); err != nil {
+		return fmt.Errorf("%s: %w", c.file.Name(), err)
+	}
+	if got := hex.EncodeToString(h.Sum(nil)); got != c.digest {
+		return fmt.Errorf("%s: sha256 is %s, want %s: it changed after it was checked", c.file.Name(), got, c.digest)
+	}
+	c.changed = stat.Ctim
 	return nil
 }
 
@@ -165,13 +216,28 @@ func (r *execRunner) readStdout(shake *io.PipeWriter) {
 	in := bufio.NewReader(r.outR)
 	waiting := true
 	for {
-		line, err := readLine(in)
-		switch {
-		case waiting && handshakeLine.Match(line):
-			waiting = false
-			_, _ = shake.Write(append(line, '\n')) // fails only when go-plugin gave up on this start
-		case len(line) > 0:
-			r.log.Info(string(line), "stream", "stdout")
+		line, truncated, err := readLine(in)
+		if waiting && !truncated {
+			if at := handshakeLine.FindIndex(line); at != nil && at[1]-at[0] <= maxHandshake {
+				waiting = false
+				_, _ = shake.Write(append(bytes.Clone(line[at[0]:]), '\n')) // fails only when go-plugin gave up on this start
+				line = line[:at[0]]
+			}
+		}
+		r.said.stdout(line, truncated)
+		if err != nil {
+			return
+		}
+	}
+}
+
+// readStderr reads what the process writes there, to the end, whatever it is.
+func (r *execRunner) readStderr() {
+	in := bufio.NewReader(r.errR)
+	for {
+		line, truncated, err := readLine(in)
+		if err == nil || len(line) > 0 {
+			r.said.stderr(line, truncated)
 		}
 		if err != nil {
 			return
@@ -179,25 +245,7 @@ func (r *execRunner) readStdout(shake *io.PipeWriter) {
 	}
 }
 
-// maxLine is how much of one line is kept; the rest of it is read and dropped.
-const maxLine = 64 << 10
-
-// readLine reads one line of any length, without its end, keeping at most maxLine bytes of it.
-func readLine(in *bufio.Reader) ([]byte, error) {
-	var line []byte
-	for {
-		part, err := in.ReadSlice('\n')
-		if room := maxLine - len(line); room > 0 {
-			line = append(line, part[:min(room, len(part))]...)
-		}
-		if errors.Is(err, bufio.ErrBufferFull) {
-			continue
-		}
-		return bytes.TrimRight(line, "\r\n"), err
-	}
-}
-
-// Wait returns when the process is gone and its group with it. go-plugin calls it when it has read both pipes to their end.
+// Wait returns when the process is gone and its group with it, and what it printed has been read.
 func (r *execRunner) Wait(context.Context) error {
 	<-r.done
 	r.drained.Wait()
@@ -210,9 +258,17 @@ func (r *execRunner) Wait(context.Context) error {
 
 // Kill ends the process and its whole group at once. It returns when the process has been reaped.
 func (r *execRunner) Kill(context.Context) error {
+	r.kill()
+	return nil
+}
+
+// kill ends the group, if there is one, and returns when its leader has been reaped.
+func (r *execRunner) kill() {
+	if r.pid.Load() == 0 {
+		return
+	}
 	r.signal(unix.SIGKILL)
 	<-r.done
-	return nil
 }
 
 // signal reaches the whole group, as long as its leader has not been reaped: after that the number may be somebody else's.
@@ -235,11 +291,13 @@ func (r *execRunner) watchPipes() {
 	_ = r.outR.SetReadDeadline(deadline)
 	_ = r.errR.SetReadDeadline(deadline)
 	_ = r.lifeline.Close()
+	// Nobody may be left waiting to hand a handshake on.
+	_ = r.shake.Close()
 }
 
 func (r *execRunner) Diagnose(context.Context) string { return "" }
 func (r *execRunner) Stdout() io.ReadCloser           { return r.shake }
-func (r *execRunner) Stderr() io.ReadCloser           { return drainReader{r.errR} }
+func (r *execRunner) Stderr() io.ReadCloser           { return io.NopCloser(strings.NewReader("")) } // read here
 func (r *execRunner) Name() string                    { return r.name }
 
 func (r *execRunner) ID() string {
@@ -254,17 +312,6 @@ func (*execRunner) PluginToHost(network, addr string) (string, string, error) {
 }
 func (*execRunner) HostToPlugin(network, addr string) (string, string, error) {
 	return network, addr, nil
-}
-
-// drainReader makes the drain deadline look like the end of the stream, which is what it is for.
-type drainReader struct{ *os.File }
-
-func (d drainReader) Read(p []byte) (int, error) {
-	n, err := d.File.Read(p)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		err = io.EOF
-	}
-	return n, err
 }
 
 // exit says how the process ended, and which limits it ran into.

@@ -51,14 +51,14 @@ func TestReplacedAfterTheCheck(t *testing.T) {
 			s.Unconfined = unconfined
 			privately(t, &s)
 			hooked := 0
-			undo := process.AfterCheck(func(path string) {
+			process.BeforeExec(func(path string) {
 				hooked++
 				if err := how.replace(path); err != nil {
 					t.Error(err)
 				}
 			})
 			g := start(t, s)
-			undo()
+			process.BeforeExec(func(string) {})
 			running, err := os.ReadFile("/proc/" + itoa(g.PID()) + "/exe")
 			if err != nil {
 				t.Fatal(err)

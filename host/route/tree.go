@@ -260,6 +260,8 @@ type Provider struct {
 	// Done is closed when the generation is gone; Exit then says how it ended, and nothing before.
 	Done <-chan struct{}
 	Exit func() string
+	// Crash is the head of the trace it died with, then; nil where there can be none.
+	Crash func() string
 
 	lease lease
 
@@ -342,10 +344,11 @@ func (p *Provider) gone() error {
 }
 
 func (p *Provider) typed(code codes.Code, reason string, retryable bool, what string) error {
-	return fault.With(code, reason, fmt.Sprintf("%s (generation %d) %s", p.Entry, p.Generation, what),
-		FaultDetail(&kernelv1.PluginFault{
-			Entry: p.Entry, Generation: p.Generation, Reason: reason, Exit: p.Exit(), Retryable: retryable,
-		}))
+	f := &kernelv1.PluginFault{Entry: p.Entry, Generation: p.Generation, Reason: reason, Exit: p.Exit(), Retryable: retryable}
+	if p.Crash != nil {
+		f.Crash = p.Crash()
+	}
+	return fault.With(code, reason, fmt.Sprintf("%s (generation %d) %s", p.Entry, p.Generation, what), FaultDetail(f))
 }
 
 // FaultDetail is a fault as a status detail.

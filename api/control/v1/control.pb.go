@@ -159,23 +159,25 @@ func (x *StatusReply) GetLocked() bool {
 }
 
 type EntryStatus struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Plugin        string                 `protobuf:"bytes,2,opt,name=plugin,proto3" json:"plugin,omitempty"`
-	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"` // pending, loading, active, failed, …
-	Generation    uint64                 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`
-	Pid           int64                  `protobuf:"varint,6,opt,name=pid,proto3" json:"pid,omitempty"`
-	Digest        string                 `protobuf:"bytes,7,opt,name=digest,proto3" json:"digest,omitempty"`
-	Provides      []string               `protobuf:"bytes,8,rep,name=provides,proto3" json:"provides,omitempty"`
-	Needs         []string               `protobuf:"bytes,9,rep,name=needs,proto3" json:"needs,omitempty"`
-	Tools         []string               `protobuf:"bytes,10,rep,name=tools,proto3" json:"tools,omitempty"`
-	Listens       []string               `protobuf:"bytes,11,rep,name=listens,proto3" json:"listens,omitempty"`
-	Problem       string                 `protobuf:"bytes,12,opt,name=problem,proto3" json:"problem,omitempty"`                       // why it is not active, or its last crash
-	Place         string                 `protobuf:"bytes,13,opt,name=place,proto3" json:"place,omitempty"`                           // file:line of the row
-	StartedMs     int64                  `protobuf:"varint,14,opt,name=started_ms,json=startedMs,proto3" json:"started_ms,omitempty"` // of the generation
-	Draining      int64                  `protobuf:"varint,15,opt,name=draining,proto3" json:"draining,omitempty"`                    // generations before it that still serve the calls they began
-	Tier          string                 `protobuf:"bytes,30,opt,name=tier,proto3" json:"tier,omitempty"`                             // how its code came to be here: built-in, locked, development
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Id         string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Plugin     string                 `protobuf:"bytes,2,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	Version    string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	State      string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"` // pending, loading, active, failed, …
+	Generation uint64                 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`
+	Pid        int64                  `protobuf:"varint,6,opt,name=pid,proto3" json:"pid,omitempty"`
+	Digest     string                 `protobuf:"bytes,7,opt,name=digest,proto3" json:"digest,omitempty"`
+	Provides   []string               `protobuf:"bytes,8,rep,name=provides,proto3" json:"provides,omitempty"`
+	Needs      []string               `protobuf:"bytes,9,rep,name=needs,proto3" json:"needs,omitempty"`
+	Tools      []string               `protobuf:"bytes,10,rep,name=tools,proto3" json:"tools,omitempty"`
+	Listens    []string               `protobuf:"bytes,11,rep,name=listens,proto3" json:"listens,omitempty"`
+	Problem    string                 `protobuf:"bytes,12,opt,name=problem,proto3" json:"problem,omitempty"`                       // why it is not active, or its last crash
+	Place      string                 `protobuf:"bytes,13,opt,name=place,proto3" json:"place,omitempty"`                           // file:line of the row
+	StartedMs  int64                  `protobuf:"varint,14,opt,name=started_ms,json=startedMs,proto3" json:"started_ms,omitempty"` // of the generation
+	Draining   int64                  `protobuf:"varint,15,opt,name=draining,proto3" json:"draining,omitempty"`                    // generations before it that still serve the calls they began
+	// The last crash of what runs or should; empty when there was none since the row or its executable changed.
+	Crash         *Crash `protobuf:"bytes,20,opt,name=crash,proto3" json:"crash,omitempty"`
+	Tier          string `protobuf:"bytes,30,opt,name=tier,proto3" json:"tier,omitempty"` // how its code came to be here: built-in, locked, development
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -315,11 +317,360 @@ func (x *EntryStatus) GetDraining() int64 {
 	return 0
 }
 
+func (x *EntryStatus) GetCrash() *Crash {
+	if x != nil {
+		return x.Crash
+	}
+	return nil
+}
+
 func (x *EntryStatus) GetTier() string {
 	if x != nil {
 		return x.Tier
 	}
 	return ""
+}
+
+// Crash is how a process ended that nobody had told to.
+type Crash struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TimeMs        int64                  `protobuf:"varint,1,opt,name=time_ms,json=timeMs,proto3" json:"time_ms,omitempty"`
+	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	Exit          string                 `protobuf:"bytes,3,opt,name=exit,proto3" json:"exit,omitempty"`     // exit code or signal, and what the host had against it
+	Stderr        string                 `protobuf:"bytes,4,opt,name=stderr,proto3" json:"stderr,omitempty"` // the last lines it wrote
+	Trace         string                 `protobuf:"bytes,5,opt,name=trace,proto3" json:"trace,omitempty"`   // the head of the panic it died of; the log has all of it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Crash) Reset() {
+	*x = Crash{}
+	mi := &file_cordon_control_v1_control_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Crash) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Crash) ProtoMessage() {}
+
+func (x *Crash) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_control_v1_control_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Crash.ProtoReflect.Descriptor instead.
+func (*Crash) Descriptor() ([]byte, []int) {
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Crash) GetTimeMs() int64 {
+	if x != nil {
+		return x.TimeMs
+	}
+	return 0
+}
+
+func (x *Crash) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Crash) GetExit() string {
+	if x != nil {
+		return x.Exit
+	}
+	return ""
+}
+
+func (x *Crash) GetStderr() string {
+	if x != nil {
+		return x.Stderr
+	}
+	return ""
+}
+
+func (x *Crash) GetTrace() string {
+	if x != nil {
+		return x.Trace
+	}
+	return ""
+}
+
+type LogsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entry         string                 `protobuf:"bytes,1,opt,name=entry,proto3" json:"entry,omitempty"` // empty: all
+	Follow        bool                   `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
+	Tail          int64                  `protobuf:"varint,3,opt,name=tail,proto3" json:"tail,omitempty"`  // the newest so many; negative: all that are kept
+	Level         string                 `protobuf:"bytes,4,opt,name=level,proto3" json:"level,omitempty"` // and above; empty: all that are kept
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogsRequest) Reset() {
+	*x = LogsRequest{}
+	mi := &file_cordon_control_v1_control_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogsRequest) ProtoMessage() {}
+
+func (x *LogsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_control_v1_control_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
+func (*LogsRequest) Descriptor() ([]byte, []int) {
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *LogsRequest) GetEntry() string {
+	if x != nil {
+		return x.Entry
+	}
+	return ""
+}
+
+func (x *LogsRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+func (x *LogsRequest) GetTail() int64 {
+	if x != nil {
+		return x.Tail
+	}
+	return 0
+}
+
+func (x *LogsRequest) GetLevel() string {
+	if x != nil {
+		return x.Level
+	}
+	return ""
+}
+
+// LogLine is a record of an entry's log.
+type LogLine struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TimeMs        int64                  `protobuf:"varint,1,opt,name=time_ms,json=timeMs,proto3" json:"time_ms,omitempty"`
+	Level         string                 `protobuf:"bytes,2,opt,name=level,proto3" json:"level,omitempty"`
+	Entry         string                 `protobuf:"bytes,3,opt,name=entry,proto3" json:"entry,omitempty"`
+	Generation    uint64                 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"` // 0 for what belongs to none
+	Stream        string                 `protobuf:"bytes,5,opt,name=stream,proto3" json:"stream,omitempty"`          // log: the plugin's logger; stdout, stderr: its process; host: the host, about it
+	Message       string                 `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
+	Attributes    []byte                 `protobuf:"bytes,7,opt,name=attributes,proto3" json:"attributes,omitempty"` // a JSON object, or empty
+	Dropped       uint64                 `protobuf:"varint,8,opt,name=dropped,proto3" json:"dropped,omitempty"`      // how many records before this one are missing
+	Truncated     bool                   `protobuf:"varint,9,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogLine) Reset() {
+	*x = LogLine{}
+	mi := &file_cordon_control_v1_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogLine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogLine) ProtoMessage() {}
+
+func (x *LogLine) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_control_v1_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogLine.ProtoReflect.Descriptor instead.
+func (*LogLine) Descriptor() ([]byte, []int) {
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *LogLine) GetTimeMs() int64 {
+	if x != nil {
+		return x.TimeMs
+	}
+	return 0
+}
+
+func (x *LogLine) GetLevel() string {
+	if x != nil {
+		return x.Level
+	}
+	return ""
+}
+
+func (x *LogLine) GetEntry() string {
+	if x != nil {
+		return x.Entry
+	}
+	return ""
+}
+
+func (x *LogLine) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *LogLine) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *LogLine) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *LogLine) GetAttributes() []byte {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *LogLine) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *LogLine) GetTruncated() bool {
+	if x != nil {
+		return x.Truncated
+	}
+	return false
+}
+
+type SetLogLevelRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entry         string                 `protobuf:"bytes,1,opt,name=entry,proto3" json:"entry,omitempty"` // empty: all
+	Level         string                 `protobuf:"bytes,2,opt,name=level,proto3" json:"level,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetLogLevelRequest) Reset() {
+	*x = SetLogLevelRequest{}
+	mi := &file_cordon_control_v1_control_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetLogLevelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetLogLevelRequest) ProtoMessage() {}
+
+func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_control_v1_control_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetLogLevelRequest.ProtoReflect.Descriptor instead.
+func (*SetLogLevelRequest) Descriptor() ([]byte, []int) {
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *SetLogLevelRequest) GetEntry() string {
+	if x != nil {
+		return x.Entry
+	}
+	return ""
+}
+
+func (x *SetLogLevelRequest) GetLevel() string {
+	if x != nil {
+		return x.Level
+	}
+	return ""
+}
+
+type SetLogLevelReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetLogLevelReply) Reset() {
+	*x = SetLogLevelReply{}
+	mi := &file_cordon_control_v1_control_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetLogLevelReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetLogLevelReply) ProtoMessage() {}
+
+func (x *SetLogLevelReply) ProtoReflect() protoreflect.Message {
+	mi := &file_cordon_control_v1_control_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetLogLevelReply.ProtoReflect.Descriptor instead.
+func (*SetLogLevelReply) Descriptor() ([]byte, []int) {
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{7}
 }
 
 type ListToolsRequest struct {
@@ -330,7 +681,7 @@ type ListToolsRequest struct {
 
 func (x *ListToolsRequest) Reset() {
 	*x = ListToolsRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[3]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -342,7 +693,7 @@ func (x *ListToolsRequest) String() string {
 func (*ListToolsRequest) ProtoMessage() {}
 
 func (x *ListToolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[3]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -355,7 +706,7 @@ func (x *ListToolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListToolsRequest.ProtoReflect.Descriptor instead.
 func (*ListToolsRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{3}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{8}
 }
 
 type ListToolsReply struct {
@@ -367,7 +718,7 @@ type ListToolsReply struct {
 
 func (x *ListToolsReply) Reset() {
 	*x = ListToolsReply{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[4]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -379,7 +730,7 @@ func (x *ListToolsReply) String() string {
 func (*ListToolsReply) ProtoMessage() {}
 
 func (x *ListToolsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[4]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -392,7 +743,7 @@ func (x *ListToolsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListToolsReply.ProtoReflect.Descriptor instead.
 func (*ListToolsReply) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{4}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListToolsReply) GetTools() []*Tool {
@@ -414,7 +765,7 @@ type Tool struct {
 
 func (x *Tool) Reset() {
 	*x = Tool{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[5]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -426,7 +777,7 @@ func (x *Tool) String() string {
 func (*Tool) ProtoMessage() {}
 
 func (x *Tool) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[5]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -439,7 +790,7 @@ func (x *Tool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tool.ProtoReflect.Descriptor instead.
 func (*Tool) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{5}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Tool) GetName() string {
@@ -485,7 +836,7 @@ type CallRequest struct {
 
 func (x *CallRequest) Reset() {
 	*x = CallRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[6]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -497,7 +848,7 @@ func (x *CallRequest) String() string {
 func (*CallRequest) ProtoMessage() {}
 
 func (x *CallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[6]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -510,7 +861,7 @@ func (x *CallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallRequest.ProtoReflect.Descriptor instead.
 func (*CallRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{6}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CallRequest) GetTool() string {
@@ -576,7 +927,7 @@ type CallReply struct {
 
 func (x *CallReply) Reset() {
 	*x = CallReply{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[7]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -588,7 +939,7 @@ func (x *CallReply) String() string {
 func (*CallReply) ProtoMessage() {}
 
 func (x *CallReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[7]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -601,7 +952,7 @@ func (x *CallReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallReply.ProtoReflect.Descriptor instead.
 func (*CallReply) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{7}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CallReply) GetIsError() bool {
@@ -654,7 +1005,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[8]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +1017,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[8]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +1030,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{8}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 type ListSessionsReply struct {
@@ -691,7 +1042,7 @@ type ListSessionsReply struct {
 
 func (x *ListSessionsReply) Reset() {
 	*x = ListSessionsReply{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[9]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -703,7 +1054,7 @@ func (x *ListSessionsReply) String() string {
 func (*ListSessionsReply) ProtoMessage() {}
 
 func (x *ListSessionsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[9]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -716,7 +1067,7 @@ func (x *ListSessionsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsReply.ProtoReflect.Descriptor instead.
 func (*ListSessionsReply) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{9}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListSessionsReply) GetSessions() []*SessionInfo {
@@ -739,7 +1090,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[10]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +1102,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[10]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +1115,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SessionInfo) GetId() string {
@@ -813,7 +1164,7 @@ type ReadLogRequest struct {
 
 func (x *ReadLogRequest) Reset() {
 	*x = ReadLogRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[11]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +1176,7 @@ func (x *ReadLogRequest) String() string {
 func (*ReadLogRequest) ProtoMessage() {}
 
 func (x *ReadLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[11]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +1189,7 @@ func (x *ReadLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadLogRequest.ProtoReflect.Descriptor instead.
 func (*ReadLogRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReadLogRequest) GetSession() string {
@@ -876,7 +1227,7 @@ type LogEvent struct {
 
 func (x *LogEvent) Reset() {
 	*x = LogEvent{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[12]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -888,7 +1239,7 @@ func (x *LogEvent) String() string {
 func (*LogEvent) ProtoMessage() {}
 
 func (x *LogEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[12]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -901,7 +1252,7 @@ func (x *LogEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEvent.ProtoReflect.Descriptor instead.
 func (*LogEvent) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LogEvent) GetSeq() int64 {
@@ -958,7 +1309,7 @@ type KnobRequest struct {
 
 func (x *KnobRequest) Reset() {
 	*x = KnobRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[13]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1321,7 @@ func (x *KnobRequest) String() string {
 func (*KnobRequest) ProtoMessage() {}
 
 func (x *KnobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[13]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1334,7 @@ func (x *KnobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnobRequest.ProtoReflect.Descriptor instead.
 func (*KnobRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *KnobRequest) GetSession() string {
@@ -1025,7 +1376,7 @@ type KnobReply struct {
 
 func (x *KnobReply) Reset() {
 	*x = KnobReply{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[14]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1388,7 @@ func (x *KnobReply) String() string {
 func (*KnobReply) ProtoMessage() {}
 
 func (x *KnobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[14]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +1401,7 @@ func (x *KnobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnobReply.ProtoReflect.Descriptor instead.
 func (*KnobReply) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *KnobReply) GetValue() string {
@@ -1082,7 +1433,7 @@ type PresetsRequest struct {
 
 func (x *PresetsRequest) Reset() {
 	*x = PresetsRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[15]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1094,7 +1445,7 @@ func (x *PresetsRequest) String() string {
 func (*PresetsRequest) ProtoMessage() {}
 
 func (x *PresetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[15]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1107,7 +1458,7 @@ func (x *PresetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PresetsRequest.ProtoReflect.Descriptor instead.
 func (*PresetsRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 type PresetsReply struct {
@@ -1120,7 +1471,7 @@ type PresetsReply struct {
 
 func (x *PresetsReply) Reset() {
 	*x = PresetsReply{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[16]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1483,7 @@ func (x *PresetsReply) String() string {
 func (*PresetsReply) ProtoMessage() {}
 
 func (x *PresetsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[16]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1496,7 @@ func (x *PresetsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PresetsReply.ProtoReflect.Descriptor instead.
 func (*PresetsReply) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PresetsReply) GetPresets() []*Preset {
@@ -1174,7 +1525,7 @@ type Preset struct {
 
 func (x *Preset) Reset() {
 	*x = Preset{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[17]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1186,7 +1537,7 @@ func (x *Preset) String() string {
 func (*Preset) ProtoMessage() {}
 
 func (x *Preset) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[17]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1199,7 +1550,7 @@ func (x *Preset) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Preset.ProtoReflect.Descriptor instead.
 func (*Preset) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Preset) GetName() string {
@@ -1239,7 +1590,7 @@ type PromptRequest struct {
 
 func (x *PromptRequest) Reset() {
 	*x = PromptRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[18]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1251,7 +1602,7 @@ func (x *PromptRequest) String() string {
 func (*PromptRequest) ProtoMessage() {}
 
 func (x *PromptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[18]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1264,7 +1615,7 @@ func (x *PromptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptRequest.ProtoReflect.Descriptor instead.
 func (*PromptRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PromptRequest) GetSession() string {
@@ -1284,7 +1635,7 @@ type PromptReply struct {
 
 func (x *PromptReply) Reset() {
 	*x = PromptReply{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[19]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1296,7 +1647,7 @@ func (x *PromptReply) String() string {
 func (*PromptReply) ProtoMessage() {}
 
 func (x *PromptReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[19]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1309,7 +1660,7 @@ func (x *PromptReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptReply.ProtoReflect.Descriptor instead.
 func (*PromptReply) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PromptReply) GetText() string {
@@ -1338,7 +1689,7 @@ type PromptSection struct {
 
 func (x *PromptSection) Reset() {
 	*x = PromptSection{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[20]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1350,7 +1701,7 @@ func (x *PromptSection) String() string {
 func (*PromptSection) ProtoMessage() {}
 
 func (x *PromptSection) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[20]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1363,7 +1714,7 @@ func (x *PromptSection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptSection.ProtoReflect.Descriptor instead.
 func (*PromptSection) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PromptSection) GetName() string {
@@ -1403,7 +1754,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[21]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1766,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[21]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1779,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReloadRequest) GetEntry() string {
@@ -1449,7 +1800,7 @@ type ReloadReply struct {
 
 func (x *ReloadReply) Reset() {
 	*x = ReloadReply{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[22]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1461,7 +1812,7 @@ func (x *ReloadReply) String() string {
 func (*ReloadReply) ProtoMessage() {}
 
 func (x *ReloadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[22]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1474,7 +1825,7 @@ func (x *ReloadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadReply.ProtoReflect.Descriptor instead.
 func (*ReloadReply) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReloadReply) GetGeneration() uint64 {
@@ -1509,7 +1860,7 @@ type ConfineRequest struct {
 
 func (x *ConfineRequest) Reset() {
 	*x = ConfineRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[23]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1521,7 +1872,7 @@ func (x *ConfineRequest) String() string {
 func (*ConfineRequest) ProtoMessage() {}
 
 func (x *ConfineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[23]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1534,7 +1885,7 @@ func (x *ConfineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfineRequest.ProtoReflect.Descriptor instead.
 func (*ConfineRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ConfineRequest) GetArgv() []string {
@@ -1566,7 +1917,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[24]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1578,7 +1929,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[24]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1591,7 +1942,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 type LoginRequest struct {
@@ -1603,7 +1954,7 @@ type LoginRequest struct {
 
 func (x *LoginRequest) Reset() {
 	*x = LoginRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[25]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1615,7 +1966,7 @@ func (x *LoginRequest) String() string {
 func (*LoginRequest) ProtoMessage() {}
 
 func (x *LoginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[25]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1628,7 +1979,7 @@ func (x *LoginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoginRequest.ProtoReflect.Descriptor instead.
 func (*LoginRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LoginRequest) GetCode() string {
@@ -1647,7 +1998,7 @@ type LoginReply struct {
 
 func (x *LoginReply) Reset() {
 	*x = LoginReply{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[26]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1659,7 +2010,7 @@ func (x *LoginReply) String() string {
 func (*LoginReply) ProtoMessage() {}
 
 func (x *LoginReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[26]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1672,7 +2023,7 @@ func (x *LoginReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoginReply.ProtoReflect.Descriptor instead.
 func (*LoginReply) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LoginReply) GetToken() string {
@@ -1693,7 +2044,7 @@ type InboxRequest struct {
 
 func (x *InboxRequest) Reset() {
 	*x = InboxRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[27]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +2056,7 @@ func (x *InboxRequest) String() string {
 func (*InboxRequest) ProtoMessage() {}
 
 func (x *InboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[27]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +2069,7 @@ func (x *InboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InboxRequest.ProtoReflect.Descriptor instead.
 func (*InboxRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *InboxRequest) GetFollow() bool {
@@ -1745,7 +2096,7 @@ type InboxEvent struct {
 
 func (x *InboxEvent) Reset() {
 	*x = InboxEvent{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[28]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1757,7 +2108,7 @@ func (x *InboxEvent) String() string {
 func (*InboxEvent) ProtoMessage() {}
 
 func (x *InboxEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[28]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1770,7 +2121,7 @@ func (x *InboxEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InboxEvent.ProtoReflect.Descriptor instead.
 func (*InboxEvent) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *InboxEvent) GetAsked() *Question {
@@ -1808,7 +2159,7 @@ type Question struct {
 
 func (x *Question) Reset() {
 	*x = Question{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[29]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1820,7 +2171,7 @@ func (x *Question) String() string {
 func (*Question) ProtoMessage() {}
 
 func (x *Question) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[29]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1833,7 +2184,7 @@ func (x *Question) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Question.ProtoReflect.Descriptor instead.
 func (*Question) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Question) GetId() string {
@@ -1938,7 +2289,7 @@ type Settled struct {
 
 func (x *Settled) Reset() {
 	*x = Settled{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[30]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1950,7 +2301,7 @@ func (x *Settled) String() string {
 func (*Settled) ProtoMessage() {}
 
 func (x *Settled) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[30]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2314,7 @@ func (x *Settled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settled.ProtoReflect.Descriptor instead.
 func (*Settled) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Settled) GetId() string {
@@ -1999,7 +2350,7 @@ type AnswerRequest struct {
 
 func (x *AnswerRequest) Reset() {
 	*x = AnswerRequest{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[31]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2011,7 +2362,7 @@ func (x *AnswerRequest) String() string {
 func (*AnswerRequest) ProtoMessage() {}
 
 func (x *AnswerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[31]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2024,7 +2375,7 @@ func (x *AnswerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnswerRequest.ProtoReflect.Descriptor instead.
 func (*AnswerRequest) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AnswerRequest) GetId() string {
@@ -2063,7 +2414,7 @@ type AnswerReply struct {
 
 func (x *AnswerReply) Reset() {
 	*x = AnswerReply{}
-	mi := &file_cordon_control_v1_control_proto_msgTypes[32]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2075,7 +2426,7 @@ func (x *AnswerReply) String() string {
 func (*AnswerReply) ProtoMessage() {}
 
 func (x *AnswerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_cordon_control_v1_control_proto_msgTypes[32]
+	mi := &file_cordon_control_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2088,7 +2439,7 @@ func (x *AnswerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnswerReply.ProtoReflect.Descriptor instead.
 func (*AnswerReply) Descriptor() ([]byte, []int) {
-	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_cordon_control_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 var File_cordon_control_v1_control_proto protoreflect.FileDescriptor
@@ -2107,7 +2458,7 @@ const file_cordon_control_v1_control_proto_rawDesc = "" +
 	"\aentries\x18\x05 \x03(\v2\x1e.cordon.control.v1.EntryStatusR\aentries\x12\x19\n" +
 	"\bready_ms\x18\x06 \x01(\x03R\areadyMs\x12\x1a\n" +
 	"\brejected\x18\a \x01(\tR\brejected\x12\x16\n" +
-	"\x06locked\x18\x1e \x01(\bR\x06locked\"\x90\x03\n" +
+	"\x06locked\x18\x1e \x01(\bR\x06locked\"\xc0\x03\n" +
 	"\vEntryStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12\x18\n" +
@@ -2127,8 +2478,40 @@ const file_cordon_control_v1_control_proto_rawDesc = "" +
 	"\x05place\x18\r \x01(\tR\x05place\x12\x1d\n" +
 	"\n" +
 	"started_ms\x18\x0e \x01(\x03R\tstartedMs\x12\x1a\n" +
-	"\bdraining\x18\x0f \x01(\x03R\bdraining\x12\x12\n" +
-	"\x04tier\x18\x1e \x01(\tR\x04tier\"\x12\n" +
+	"\bdraining\x18\x0f \x01(\x03R\bdraining\x12.\n" +
+	"\x05crash\x18\x14 \x01(\v2\x18.cordon.control.v1.CrashR\x05crash\x12\x12\n" +
+	"\x04tier\x18\x1e \x01(\tR\x04tier\"\x82\x01\n" +
+	"\x05Crash\x12\x17\n" +
+	"\atime_ms\x18\x01 \x01(\x03R\x06timeMs\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x12\x12\n" +
+	"\x04exit\x18\x03 \x01(\tR\x04exit\x12\x16\n" +
+	"\x06stderr\x18\x04 \x01(\tR\x06stderr\x12\x14\n" +
+	"\x05trace\x18\x05 \x01(\tR\x05trace\"e\n" +
+	"\vLogsRequest\x12\x14\n" +
+	"\x05entry\x18\x01 \x01(\tR\x05entry\x12\x16\n" +
+	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x12\n" +
+	"\x04tail\x18\x03 \x01(\x03R\x04tail\x12\x14\n" +
+	"\x05level\x18\x04 \x01(\tR\x05level\"\xf8\x01\n" +
+	"\aLogLine\x12\x17\n" +
+	"\atime_ms\x18\x01 \x01(\x03R\x06timeMs\x12\x14\n" +
+	"\x05level\x18\x02 \x01(\tR\x05level\x12\x14\n" +
+	"\x05entry\x18\x03 \x01(\tR\x05entry\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x04 \x01(\x04R\n" +
+	"generation\x12\x16\n" +
+	"\x06stream\x18\x05 \x01(\tR\x06stream\x12\x18\n" +
+	"\amessage\x18\x06 \x01(\tR\amessage\x12\x1e\n" +
+	"\n" +
+	"attributes\x18\a \x01(\fR\n" +
+	"attributes\x12\x18\n" +
+	"\adropped\x18\b \x01(\x04R\adropped\x12\x1c\n" +
+	"\ttruncated\x18\t \x01(\bR\ttruncated\"@\n" +
+	"\x12SetLogLevelRequest\x12\x14\n" +
+	"\x05entry\x18\x01 \x01(\tR\x05entry\x12\x14\n" +
+	"\x05level\x18\x02 \x01(\tR\x05level\"\x12\n" +
+	"\x10SetLogLevelReply\"\x12\n" +
 	"\x10ListToolsRequest\"?\n" +
 	"\x0eListToolsReply\x12-\n" +
 	"\x05tools\x18\x01 \x03(\v2\x17.cordon.control.v1.ToolR\x05tools\"u\n" +
@@ -2251,13 +2634,15 @@ const file_cordon_control_v1_control_proto_rawDesc = "" +
 	"\aoutcome\x18\x02 \x01(\tR\aoutcome\x12\x12\n" +
 	"\x04note\x18\x03 \x01(\tR\x04note\x12\x18\n" +
 	"\aconfirm\x18\x04 \x01(\tR\aconfirm\"\r\n" +
-	"\vAnswerReply2\xc4\b\n" +
+	"\vAnswerReply2\xe5\t\n" +
 	"\aControl\x12J\n" +
 	"\x06Status\x12 .cordon.control.v1.StatusRequest\x1a\x1e.cordon.control.v1.StatusReply\x12S\n" +
 	"\tListTools\x12#.cordon.control.v1.ListToolsRequest\x1a!.cordon.control.v1.ListToolsReply\x12D\n" +
 	"\x04Call\x12\x1e.cordon.control.v1.CallRequest\x1a\x1c.cordon.control.v1.CallReply\x12\\\n" +
 	"\fListSessions\x12&.cordon.control.v1.ListSessionsRequest\x1a$.cordon.control.v1.ListSessionsReply\x12K\n" +
 	"\aReadLog\x12!.cordon.control.v1.ReadLogRequest\x1a\x1b.cordon.control.v1.LogEvent0\x01\x12D\n" +
+	"\x04Logs\x12\x1e.cordon.control.v1.LogsRequest\x1a\x1a.cordon.control.v1.LogLine0\x01\x12Y\n" +
+	"\vSetLogLevel\x12%.cordon.control.v1.SetLogLevelRequest\x1a#.cordon.control.v1.SetLogLevelReply\x12D\n" +
 	"\x04Knob\x12\x1e.cordon.control.v1.KnobRequest\x1a\x1c.cordon.control.v1.KnobReply\x12M\n" +
 	"\aPresets\x12!.cordon.control.v1.PresetsRequest\x1a\x1f.cordon.control.v1.PresetsReply\x12J\n" +
 	"\x06Prompt\x12 .cordon.control.v1.PromptRequest\x1a\x1e.cordon.control.v1.PromptReply\x12J\n" +
@@ -2280,85 +2665,95 @@ func file_cordon_control_v1_control_proto_rawDescGZIP() []byte {
 	return file_cordon_control_v1_control_proto_rawDescData
 }
 
-var file_cordon_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_cordon_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_cordon_control_v1_control_proto_goTypes = []any{
 	(*StatusRequest)(nil),       // 0: cordon.control.v1.StatusRequest
 	(*StatusReply)(nil),         // 1: cordon.control.v1.StatusReply
 	(*EntryStatus)(nil),         // 2: cordon.control.v1.EntryStatus
-	(*ListToolsRequest)(nil),    // 3: cordon.control.v1.ListToolsRequest
-	(*ListToolsReply)(nil),      // 4: cordon.control.v1.ListToolsReply
-	(*Tool)(nil),                // 5: cordon.control.v1.Tool
-	(*CallRequest)(nil),         // 6: cordon.control.v1.CallRequest
-	(*CallReply)(nil),           // 7: cordon.control.v1.CallReply
-	(*ListSessionsRequest)(nil), // 8: cordon.control.v1.ListSessionsRequest
-	(*ListSessionsReply)(nil),   // 9: cordon.control.v1.ListSessionsReply
-	(*SessionInfo)(nil),         // 10: cordon.control.v1.SessionInfo
-	(*ReadLogRequest)(nil),      // 11: cordon.control.v1.ReadLogRequest
-	(*LogEvent)(nil),            // 12: cordon.control.v1.LogEvent
-	(*KnobRequest)(nil),         // 13: cordon.control.v1.KnobRequest
-	(*KnobReply)(nil),           // 14: cordon.control.v1.KnobReply
-	(*PresetsRequest)(nil),      // 15: cordon.control.v1.PresetsRequest
-	(*PresetsReply)(nil),        // 16: cordon.control.v1.PresetsReply
-	(*Preset)(nil),              // 17: cordon.control.v1.Preset
-	(*PromptRequest)(nil),       // 18: cordon.control.v1.PromptRequest
-	(*PromptReply)(nil),         // 19: cordon.control.v1.PromptReply
-	(*PromptSection)(nil),       // 20: cordon.control.v1.PromptSection
-	(*ReloadRequest)(nil),       // 21: cordon.control.v1.ReloadRequest
-	(*ReloadReply)(nil),         // 22: cordon.control.v1.ReloadReply
-	(*ConfineRequest)(nil),      // 23: cordon.control.v1.ConfineRequest
-	(*DoctorRequest)(nil),       // 24: cordon.control.v1.DoctorRequest
-	(*LoginRequest)(nil),        // 25: cordon.control.v1.LoginRequest
-	(*LoginReply)(nil),          // 26: cordon.control.v1.LoginReply
-	(*InboxRequest)(nil),        // 27: cordon.control.v1.InboxRequest
-	(*InboxEvent)(nil),          // 28: cordon.control.v1.InboxEvent
-	(*Question)(nil),            // 29: cordon.control.v1.Question
-	(*Settled)(nil),             // 30: cordon.control.v1.Settled
-	(*AnswerRequest)(nil),       // 31: cordon.control.v1.AnswerRequest
-	(*AnswerReply)(nil),         // 32: cordon.control.v1.AnswerReply
-	(*v1.ConfineReply)(nil),     // 33: cordon.sandbox.v1.ConfineReply
-	(*v1.InspectReply)(nil),     // 34: cordon.sandbox.v1.InspectReply
+	(*Crash)(nil),               // 3: cordon.control.v1.Crash
+	(*LogsRequest)(nil),         // 4: cordon.control.v1.LogsRequest
+	(*LogLine)(nil),             // 5: cordon.control.v1.LogLine
+	(*SetLogLevelRequest)(nil),  // 6: cordon.control.v1.SetLogLevelRequest
+	(*SetLogLevelReply)(nil),    // 7: cordon.control.v1.SetLogLevelReply
+	(*ListToolsRequest)(nil),    // 8: cordon.control.v1.ListToolsRequest
+	(*ListToolsReply)(nil),      // 9: cordon.control.v1.ListToolsReply
+	(*Tool)(nil),                // 10: cordon.control.v1.Tool
+	(*CallRequest)(nil),         // 11: cordon.control.v1.CallRequest
+	(*CallReply)(nil),           // 12: cordon.control.v1.CallReply
+	(*ListSessionsRequest)(nil), // 13: cordon.control.v1.ListSessionsRequest
+	(*ListSessionsReply)(nil),   // 14: cordon.control.v1.ListSessionsReply
+	(*SessionInfo)(nil),         // 15: cordon.control.v1.SessionInfo
+	(*ReadLogRequest)(nil),      // 16: cordon.control.v1.ReadLogRequest
+	(*LogEvent)(nil),            // 17: cordon.control.v1.LogEvent
+	(*KnobRequest)(nil),         // 18: cordon.control.v1.KnobRequest
+	(*KnobReply)(nil),           // 19: cordon.control.v1.KnobReply
+	(*PresetsRequest)(nil),      // 20: cordon.control.v1.PresetsRequest
+	(*PresetsReply)(nil),        // 21: cordon.control.v1.PresetsReply
+	(*Preset)(nil),              // 22: cordon.control.v1.Preset
+	(*PromptRequest)(nil),       // 23: cordon.control.v1.PromptRequest
+	(*PromptReply)(nil),         // 24: cordon.control.v1.PromptReply
+	(*PromptSection)(nil),       // 25: cordon.control.v1.PromptSection
+	(*ReloadRequest)(nil),       // 26: cordon.control.v1.ReloadRequest
+	(*ReloadReply)(nil),         // 27: cordon.control.v1.ReloadReply
+	(*ConfineRequest)(nil),      // 28: cordon.control.v1.ConfineRequest
+	(*DoctorRequest)(nil),       // 29: cordon.control.v1.DoctorRequest
+	(*LoginRequest)(nil),        // 30: cordon.control.v1.LoginRequest
+	(*LoginReply)(nil),          // 31: cordon.control.v1.LoginReply
+	(*InboxRequest)(nil),        // 32: cordon.control.v1.InboxRequest
+	(*InboxEvent)(nil),          // 33: cordon.control.v1.InboxEvent
+	(*Question)(nil),            // 34: cordon.control.v1.Question
+	(*Settled)(nil),             // 35: cordon.control.v1.Settled
+	(*AnswerRequest)(nil),       // 36: cordon.control.v1.AnswerRequest
+	(*AnswerReply)(nil),         // 37: cordon.control.v1.AnswerReply
+	(*v1.ConfineReply)(nil),     // 38: cordon.sandbox.v1.ConfineReply
+	(*v1.InspectReply)(nil),     // 39: cordon.sandbox.v1.InspectReply
 }
 var file_cordon_control_v1_control_proto_depIdxs = []int32{
 	2,  // 0: cordon.control.v1.StatusReply.entries:type_name -> cordon.control.v1.EntryStatus
-	5,  // 1: cordon.control.v1.ListToolsReply.tools:type_name -> cordon.control.v1.Tool
-	10, // 2: cordon.control.v1.ListSessionsReply.sessions:type_name -> cordon.control.v1.SessionInfo
-	17, // 3: cordon.control.v1.PresetsReply.presets:type_name -> cordon.control.v1.Preset
-	20, // 4: cordon.control.v1.PromptReply.sections:type_name -> cordon.control.v1.PromptSection
-	29, // 5: cordon.control.v1.InboxEvent.asked:type_name -> cordon.control.v1.Question
-	30, // 6: cordon.control.v1.InboxEvent.settled:type_name -> cordon.control.v1.Settled
-	0,  // 7: cordon.control.v1.Control.Status:input_type -> cordon.control.v1.StatusRequest
-	3,  // 8: cordon.control.v1.Control.ListTools:input_type -> cordon.control.v1.ListToolsRequest
-	6,  // 9: cordon.control.v1.Control.Call:input_type -> cordon.control.v1.CallRequest
-	8,  // 10: cordon.control.v1.Control.ListSessions:input_type -> cordon.control.v1.ListSessionsRequest
-	11, // 11: cordon.control.v1.Control.ReadLog:input_type -> cordon.control.v1.ReadLogRequest
-	13, // 12: cordon.control.v1.Control.Knob:input_type -> cordon.control.v1.KnobRequest
-	15, // 13: cordon.control.v1.Control.Presets:input_type -> cordon.control.v1.PresetsRequest
-	18, // 14: cordon.control.v1.Control.Prompt:input_type -> cordon.control.v1.PromptRequest
-	21, // 15: cordon.control.v1.Control.Reload:input_type -> cordon.control.v1.ReloadRequest
-	23, // 16: cordon.control.v1.Control.Confine:input_type -> cordon.control.v1.ConfineRequest
-	24, // 17: cordon.control.v1.Control.Doctor:input_type -> cordon.control.v1.DoctorRequest
-	25, // 18: cordon.control.v1.Control.Login:input_type -> cordon.control.v1.LoginRequest
-	27, // 19: cordon.control.v1.Control.Inbox:input_type -> cordon.control.v1.InboxRequest
-	31, // 20: cordon.control.v1.Control.Answer:input_type -> cordon.control.v1.AnswerRequest
-	1,  // 21: cordon.control.v1.Control.Status:output_type -> cordon.control.v1.StatusReply
-	4,  // 22: cordon.control.v1.Control.ListTools:output_type -> cordon.control.v1.ListToolsReply
-	7,  // 23: cordon.control.v1.Control.Call:output_type -> cordon.control.v1.CallReply
-	9,  // 24: cordon.control.v1.Control.ListSessions:output_type -> cordon.control.v1.ListSessionsReply
-	12, // 25: cordon.control.v1.Control.ReadLog:output_type -> cordon.control.v1.LogEvent
-	14, // 26: cordon.control.v1.Control.Knob:output_type -> cordon.control.v1.KnobReply
-	16, // 27: cordon.control.v1.Control.Presets:output_type -> cordon.control.v1.PresetsReply
-	19, // 28: cordon.control.v1.Control.Prompt:output_type -> cordon.control.v1.PromptReply
-	22, // 29: cordon.control.v1.Control.Reload:output_type -> cordon.control.v1.ReloadReply
-	33, // 30: cordon.control.v1.Control.Confine:output_type -> cordon.sandbox.v1.ConfineReply
-	34, // 31: cordon.control.v1.Control.Doctor:output_type -> cordon.sandbox.v1.InspectReply
-	26, // 32: cordon.control.v1.Control.Login:output_type -> cordon.control.v1.LoginReply
-	28, // 33: cordon.control.v1.Control.Inbox:output_type -> cordon.control.v1.InboxEvent
-	32, // 34: cordon.control.v1.Control.Answer:output_type -> cordon.control.v1.AnswerReply
-	21, // [21:35] is the sub-list for method output_type
-	7,  // [7:21] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	3,  // 1: cordon.control.v1.EntryStatus.crash:type_name -> cordon.control.v1.Crash
+	10, // 2: cordon.control.v1.ListToolsReply.tools:type_name -> cordon.control.v1.Tool
+	15, // 3: cordon.control.v1.ListSessionsReply.sessions:type_name -> cordon.control.v1.SessionInfo
+	22, // 4: cordon.control.v1.PresetsReply.presets:type_name -> cordon.control.v1.Preset
+	25, // 5: cordon.control.v1.PromptReply.sections:type_name -> cordon.control.v1.PromptSection
+	34, // 6: cordon.control.v1.InboxEvent.asked:type_name -> cordon.control.v1.Question
+	35, // 7: cordon.control.v1.InboxEvent.settled:type_name -> cordon.control.v1.Settled
+	0,  // 8: cordon.control.v1.Control.Status:input_type -> cordon.control.v1.StatusRequest
+	8,  // 9: cordon.control.v1.Control.ListTools:input_type -> cordon.control.v1.ListToolsRequest
+	11, // 10: cordon.control.v1.Control.Call:input_type -> cordon.control.v1.CallRequest
+	13, // 11: cordon.control.v1.Control.ListSessions:input_type -> cordon.control.v1.ListSessionsRequest
+	16, // 12: cordon.control.v1.Control.ReadLog:input_type -> cordon.control.v1.ReadLogRequest
+	4,  // 13: cordon.control.v1.Control.Logs:input_type -> cordon.control.v1.LogsRequest
+	6,  // 14: cordon.control.v1.Control.SetLogLevel:input_type -> cordon.control.v1.SetLogLevelRequest
+	18, // 15: cordon.control.v1.Control.Knob:input_type -> cordon.control.v1.KnobRequest
+	20, // 16: cordon.control.v1.Control.Presets:input_type -> cordon.control.v1.PresetsRequest
+	23, // 17: cordon.control.v1.Control.Prompt:input_type -> cordon.control.v1.PromptRequest
+	26, // 18: cordon.control.v1.Control.Reload:input_type -> cordon.control.v1.ReloadRequest
+	28, // 19: cordon.control.v1.Control.Confine:input_type -> cordon.control.v1.ConfineRequest
+	29, // 20: cordon.control.v1.Control.Doctor:input_type -> cordon.control.v1.DoctorRequest
+	30, // 21: cordon.control.v1.Control.Login:input_type -> cordon.control.v1.LoginRequest
+	32, // 22: cordon.control.v1.Control.Inbox:input_type -> cordon.control.v1.InboxRequest
+	36, // 23: cordon.control.v1.Control.Answer:input_type -> cordon.control.v1.AnswerRequest
+	1,  // 24: cordon.control.v1.Control.Status:output_type -> cordon.control.v1.StatusReply
+	9,  // 25: cordon.control.v1.Control.ListTools:output_type -> cordon.control.v1.ListToolsReply
+	12, // 26: cordon.control.v1.Control.Call:output_type -> cordon.control.v1.CallReply
+	14, // 27: cordon.control.v1.Control.ListSessions:output_type -> cordon.control.v1.ListSessionsReply
+	17, // 28: cordon.control.v1.Control.ReadLog:output_type -> cordon.control.v1.LogEvent
+	5,  // 29: cordon.control.v1.Control.Logs:output_type -> cordon.control.v1.LogLine
+	7,  // 30: cordon.control.v1.Control.SetLogLevel:output_type -> cordon.control.v1.SetLogLevelReply
+	19, // 31: cordon.control.v1.Control.Knob:output_type -> cordon.control.v1.KnobReply
+	21, // 32: cordon.control.v1.Control.Presets:output_type -> cordon.control.v1.PresetsReply
+	24, // 33: cordon.control.v1.Control.Prompt:output_type -> cordon.control.v1.PromptReply
+	27, // 34: cordon.control.v1.Control.Reload:output_type -> cordon.control.v1.ReloadReply
+	38, // 35: cordon.control.v1.Control.Confine:output_type -> cordon.sandbox.v1.ConfineReply
+	39, // 36: cordon.control.v1.Control.Doctor:output_type -> cordon.sandbox.v1.InspectReply
+	31, // 37: cordon.control.v1.Control.Login:output_type -> cordon.control.v1.LoginReply
+	33, // 38: cordon.control.v1.Control.Inbox:output_type -> cordon.control.v1.InboxEvent
+	37, // 39: cordon.control.v1.Control.Answer:output_type -> cordon.control.v1.AnswerReply
+	24, // [24:40] is the sub-list for method output_type
+	8,  // [8:24] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_cordon_control_v1_control_proto_init() }
@@ -2372,7 +2767,7 @@ func file_cordon_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cordon_control_v1_control_proto_rawDesc), len(file_cordon_control_v1_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   33,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,6 +25,8 @@ const (
 	Control_Call_FullMethodName         = "/cordon.control.v1.Control/Call"
 	Control_ListSessions_FullMethodName = "/cordon.control.v1.Control/ListSessions"
 	Control_ReadLog_FullMethodName      = "/cordon.control.v1.Control/ReadLog"
+	Control_Logs_FullMethodName         = "/cordon.control.v1.Control/Logs"
+	Control_SetLogLevel_FullMethodName  = "/cordon.control.v1.Control/SetLogLevel"
 	Control_Knob_FullMethodName         = "/cordon.control.v1.Control/Knob"
 	Control_Presets_FullMethodName      = "/cordon.control.v1.Control/Presets"
 	Control_Prompt_FullMethodName       = "/cordon.control.v1.Control/Prompt"
@@ -51,6 +53,10 @@ type ControlClient interface {
 	Call(ctx context.Context, in *CallRequest, opts ...grpc.CallOption) (*CallReply, error)
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsReply, error)
 	ReadLog(ctx context.Context, in *ReadLogRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogEvent], error)
+	// Logs streams the last log records of entries, and with follow those that come.
+	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogLine], error)
+	// SetLogLevel changes what an entry logs, or all of them, until the host ends.
+	SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelReply, error)
 	Knob(ctx context.Context, in *KnobRequest, opts ...grpc.CallOption) (*KnobReply, error)
 	// Presets lists the presets; the session's own is the knob "preset".
 	Presets(ctx context.Context, in *PresetsRequest, opts ...grpc.CallOption) (*PresetsReply, error)
@@ -134,6 +140,35 @@ func (c *controlClient) ReadLog(ctx context.Context, in *ReadLogRequest, opts ..
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_ReadLogClient = grpc.ServerStreamingClient[LogEvent]
 
+func (c *controlClient) Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogLine], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[1], Control_Logs_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[LogsRequest, LogLine]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_LogsClient = grpc.ServerStreamingClient[LogLine]
+
+func (c *controlClient) SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetLogLevelReply)
+	err := c.cc.Invoke(ctx, Control_SetLogLevel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controlClient) Knob(ctx context.Context, in *KnobRequest, opts ...grpc.CallOption) (*KnobReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(KnobReply)
@@ -206,7 +241,7 @@ func (c *controlClient) Login(ctx context.Context, in *LoginRequest, opts ...grp
 
 func (c *controlClient) Inbox(ctx context.Context, in *InboxRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[InboxEvent], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[1], Control_Inbox_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[2], Control_Inbox_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -248,6 +283,10 @@ type ControlServer interface {
 	Call(context.Context, *CallRequest) (*CallReply, error)
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsReply, error)
 	ReadLog(*ReadLogRequest, grpc.ServerStreamingServer[LogEvent]) error
+	// Logs streams the last log records of entries, and with follow those that come.
+	Logs(*LogsRequest, grpc.ServerStreamingServer[LogLine]) error
+	// SetLogLevel changes what an entry logs, or all of them, until the host ends.
+	SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelReply, error)
 	Knob(context.Context, *KnobRequest) (*KnobReply, error)
 	// Presets lists the presets; the session's own is the knob "preset".
 	Presets(context.Context, *PresetsRequest) (*PresetsReply, error)
@@ -286,6 +325,12 @@ func (UnimplementedControlServer) ListSessions(context.Context, *ListSessionsReq
 }
 func (UnimplementedControlServer) ReadLog(*ReadLogRequest, grpc.ServerStreamingServer[LogEvent]) error {
 	return status.Error(codes.Unimplemented, "method ReadLog not implemented")
+}
+func (UnimplementedControlServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogLine]) error {
+	return status.Error(codes.Unimplemented, "method Logs not implemented")
+}
+func (UnimplementedControlServer) SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetLogLevel not implemented")
 }
 func (UnimplementedControlServer) Knob(context.Context, *KnobRequest) (*KnobReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Knob not implemented")
@@ -417,6 +462,35 @@ func _Control_ReadLog_Handler(srv interface{}, stream grpc.ServerStream) error {
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_ReadLogServer = grpc.ServerStreamingServer[LogEvent]
+
+func _Control_Logs_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(LogsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).Logs(m, &grpc.GenericServerStream[LogsRequest, LogLine]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_LogsServer = grpc.ServerStreamingServer[LogLine]
+
+func _Control_SetLogLevel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetLogLevelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).SetLogLevel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_SetLogLevel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).SetLogLevel(ctx, req.(*SetLogLevelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
 
 func _Control_Knob_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(KnobRequest)
@@ -597,6 +671,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Control_ListSessions_Handler,
 		},
 		{
+			MethodName: "SetLogLevel",
+			Handler:    _Control_SetLogLevel_Handler,
+		},
+		{
 			MethodName: "Knob",
 			Handler:    _Control_Knob_Handler,
 		},
@@ -633,6 +711,11 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "ReadLog",
 			Handler:       _Control_ReadLog_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Logs",
+			Handler:       _Control_Logs_Handler,
 			ServerStreams: true,
 		},
 		{

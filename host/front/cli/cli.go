@@ -161,7 +161,7 @@ Exit codes: 0 done, 1 the tool or command failed or was refused, 2 usage,
 	}
 	add("work", a.upCommand(), a.callCommand(), a.runCommand(), a.toolsCommand(), a.promptCommand())
 	add("sessions", a.sessionsCommand(), a.logCommand(), a.modeCommand(), a.approvalCommand(), a.presetCommand(), a.approveCommand())
-	add("deployment", a.validateCommand(), a.trustCommand(), a.lockCommand(), a.statusCommand(), a.reloadCommand(), a.doctorCommand())
+	add("deployment", a.validateCommand(), a.trustCommand(), a.lockCommand(), a.statusCommand(), a.logsCommand(), a.reloadCommand(), a.doctorCommand())
 	return root
 }
 

@@ -123,6 +123,12 @@ func TestExitCodes(t *testing.T) {
 		{"reload what is broken", f(func(f *fake) { f.running = true }), "reload broken", 1, "cordon: error: broken does not build\n"},
 		{"reload nothing", f(func(f *fake) { f.running = true }), "reload x", 1, "entry \"x\" is not in the composition"},
 		{"reload without a host", newFake(), "reload good", 1, "cordon: hint: cordon up starts one\n"},
+		{"logs without a host", newFake(), "logs", 1, "cordon: hint: cordon up starts one\n"},
+		{"logs of no such entry", f(func(f *fake) { f.running = true }), "logs x", 1, "entry \"x\" is not in the composition"},
+		{"logs bad level", newFake(), "logs --level loud", 2, "--level: log level must be one of trace, debug, info, warn, error, got \"loud\""},
+		{"logs empty level", newFake(), "logs --set-level=", 2, "--set-level: log level must be one of"},
+		{"logs bad tail", newFake(), "logs --tail -5", 2, "--tail must be a number of records"},
+		{"logs set and follow", newFake(), "logs --set-level info --follow", 2, "--set-level prints no records"},
 		{"prompt of no such session", newFake(), "prompt s9", 1, "session \"s9\" does not exist"},
 		{"no runner", f(func(f *fake) { f.inspect = &sandboxv1.InspectReply{} }), "doctor", 4, ""},
 

@@ -81,6 +81,7 @@ type fake struct {
 	tools     []*controlv1.Tool
 	sessions  []*controlv1.SessionInfo
 	events    []*controlv1.LogEvent
+	lines     []*controlv1.LogLine
 	inspect   *sandboxv1.InspectReply
 	confine   func(*controlv1.ConfineRequest) (*sandboxv1.ConfineReply, error)
 	call      func(context.Context, *controlv1.CallRequest) (*controlv1.CallReply, error)
@@ -90,16 +91,19 @@ type fake struct {
 	questions []*controlv1.Question
 	settles   chan *controlv1.Settled // sent to the inbox as they come
 
-	mu       sync.Mutex
-	calls    []*controlv1.CallRequest
-	answered []*controlv1.AnswerRequest
-	answers  chan *controlv1.AnswerRequest
-	watching chan string // the tag of each inbox that is followed
-	asks     chan *controlv1.Question
-	started  int
-	stopped  int
-	codes    []func(string)
-	done     chan struct{}
+	mu    sync.Mutex
+	calls []*controlv1.CallRequest
+	// What was asked of the log.
+	logsAsked []*controlv1.LogsRequest
+	levels    []*controlv1.SetLogLevelRequest
+	answered  []*controlv1.AnswerRequest
+	answers   chan *controlv1.AnswerRequest
+	watching  chan string // the tag of each inbox that is followed
+	asks      chan *controlv1.Question
+	started   int
+	stopped   int
+	codes     []func(string)
+	done      chan struct{}
 }
 
 func newFake() *fake {
@@ -234,6 +238,31 @@ func (f *fake) ReadLog(r *controlv1.ReadLogRequest, s grpc.ServerStreamingServer
 		<-s.Context().Done()
 	}
 	return nil
+}
+
+func (f *fake) Logs(r *controlv1.LogsRequest, s grpc.ServerStreamingServer[controlv1.LogLine]) error {
+	if r.GetEntry() == "x" {
+		return fault.New(codes.NotFound, "NO_ENTRY", "entry %q is not in the composition; see `cordon status`", r.GetEntry())
+	}
+	f.mu.Lock()
+	f.logsAsked = append(f.logsAsked, r)
+	f.mu.Unlock()
+	for _, l := range f.lines {
+		if err := s.Send(l); err != nil {
+			return err
+		}
+	}
+	if r.GetFollow() {
+		<-s.Context().Done()
+	}
+	return nil
+}
+
+func (f *fake) SetLogLevel(_ context.Context, r *controlv1.SetLogLevelRequest) (*controlv1.SetLogLevelReply, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.levels = append(f.levels, r)
+	return &controlv1.SetLogLevelReply{}, nil
 }
 
 func (f *fake) Knob(ctx context.Context, r *controlv1.KnobRequest) (*controlv1.KnobReply, error) {

@@ -18,7 +18,8 @@ func furnished() *fake {
 	f.running = true
 	f.status.Entries = []*controlv1.EntryStatus{
 		{Id: "policy", Plugin: "sandbox-policy", Version: "0.1.0", State: "active", Generation: 1, Pid: 101, Digest: "aa", Tier: "locked", Provides: []string{"policy"}, Place: "compose.yml:8"},
-		{Id: "bash", Plugin: "tool-bash", Version: "0.1.0", State: "active", Generation: 3, Pid: 105, Digest: "bb", Tier: "development", Needs: []string{"shell", "policy"}, Tools: []string{"bash"}, Place: "compose.yml:20"},
+		{Id: "bash", Plugin: "tool-bash", Version: "0.1.0", State: "active", Generation: 3, Pid: 105, Digest: "bb", Tier: "development", Needs: []string{"shell", "policy"}, Tools: []string{"bash"}, Place: "compose.yml:20",
+			Crash: &controlv1.Crash{TimeMs: 1_700_000_001_234, Generation: 2, Exit: "exit code 2", Stderr: "main.main()", Trace: "panic: boom\n\ngoroutine 1 [running]:\nmain.main()"}},
 		{Id: "mirror", Plugin: "mirror", State: "failed", Problem: "exit status 2\nstderr: no token", Listens: []string{"approval/request"}, Place: "compose.yml:24"},
 	}
 	f.tools = []*controlv1.Tool{
@@ -33,6 +34,12 @@ func furnished() *fake {
 		{Seq: 0, TimeMs: 1_700_000_001_234, Type: "turn/start", Turn: 1, Data: []byte(`{"turn":1}`), Hash: "aa"},
 		{Seq: 1, TimeMs: 1_700_000_001_240, Type: "sandbox/mode", Data: []byte(`{"mode":"workspace-write"}`), Hash: "bb"},
 		{Seq: 2, TimeMs: 1_700_000_001_250, Type: "tool/call", Turn: 1, Data: []byte("{\"name\":\"b\u00a0ash\"}"), Hash: "cc"},
+	}
+	f.lines = []*controlv1.LogLine{
+		{TimeMs: 1_700_000_001_234, Level: "info", Entry: "bash", Generation: 1, Stream: "log", Message: "hello", Attributes: []byte(`{"n":1,"text":"two words","word":"one","g":{"a":[1]}}`)},
+		{TimeMs: 1_700_000_001_240, Level: "error", Entry: "bash", Generation: 1, Stream: "host", Message: "plugin crashed", Attributes: []byte(`{"exit":"exit code 2","trace":"panic: boom\n\ngoroutine 1 [running]:\nmain.main()\n"}`)},
+		{TimeMs: 1_700_000_001_250, Level: "info", Entry: "bash", Generation: 2, Stream: "stdout", Message: "clear \x1b[2J\n2023-11-14 22:13:21.250  error  policy@1 log: forged", Dropped: 12, Truncated: true},
+		{TimeMs: 1_700_000_001_260, Level: "warn", Entry: "policy", Stream: "host", Message: "no generation"},
 	}
 	f.presets = &controlv1.PresetsReply{DefaultPreset: "read-only", Presets: []*controlv1.Preset{
 		{Name: "read-only", Sandbox: "read-only", Approval: "ask", Description: "Look only."},
@@ -72,6 +79,9 @@ func TestOutputs(t *testing.T) {
 		{"log.txt", false, "log last"},
 		{"log-terminal.txt", true, "log s1"},
 		{"log.jsonl", false, "log s1 --json"},
+		{"logs.txt", false, "logs"},
+		{"logs-terminal.txt", true, "logs bash"},
+		{"logs.jsonl", false, "logs --json"},
 		{"presets.txt", false, "preset --list"},
 		{"presets.json", false, "preset --list --json"},
 		{"prompt.txt", false, "prompt last"},
@@ -88,6 +98,45 @@ func TestOutputs(t *testing.T) {
 			}
 			golden(t, tt.golden, s.stdout.String())
 		})
+	}
+}
+
+func TestLogsFlags(t *testing.T) {
+	for _, tt := range []struct {
+		args string
+		want *controlv1.LogsRequest
+		set  *controlv1.SetLogLevelRequest
+	}{
+		{"logs", &controlv1.LogsRequest{Tail: -1}, nil},
+		{"logs bash --tail 3 --level warn", &controlv1.LogsRequest{Entry: "bash", Tail: 3, Level: "warn"}, nil},
+		{"logs --tail 0", &controlv1.LogsRequest{}, nil},
+		{"logs --set-level debug", nil, &controlv1.SetLogLevelRequest{Level: "debug"}},
+		{"logs bash --set-level trace", nil, &controlv1.SetLogLevelRequest{Entry: "bash", Level: "trace"}},
+	} {
+		f := furnished()
+		s := newShell(t, f)
+		if code := s.run(strings.Fields(tt.args)...); code != 0 || s.stderr.String() != "" || tt.set != nil && s.stdout.String() != "" {
+			t.Errorf("%s: exit code %d, stdout %q, stderr %q", tt.args, code, s.stdout, s.stderr)
+		}
+		if tt.want != nil && (len(f.logsAsked) != 1 || f.logsAsked[0].String() != tt.want.String()) {
+			t.Errorf("%s: asked for %v", tt.args, f.logsAsked)
+		}
+		if tt.set != nil && (len(f.levels) != 1 || len(f.logsAsked) != 0 || f.levels[0].String() != tt.set.String()) {
+			t.Errorf("%s: set %v, asked for %v", tt.args, f.levels, f.logsAsked)
+		}
+	}
+}
+
+func TestLogsFollow(t *testing.T) {
+	s := newShell(t, furnished())
+	code := make(chan int)
+	go func() { code <- s.run("logs", "--follow") }()
+	s.stdout.await(t, "no generation\n")
+	if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-code; got != exitSignal+int(syscall.SIGINT) {
+		t.Errorf("exit code %d", got)
 	}
 }
 

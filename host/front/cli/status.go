@@ -15,7 +15,8 @@ func (a *app) statusCommand() *cobra.Command {
 		Short: "show what the running host runs",
 		Long: `Show the entries of the running host: state, generation, process, whether
 their code is built in, accepted by compose.lock or neither, what each provides
-and needs, why one is not active, and why an edit was not accepted.
+and needs, why one is not active, its last crash, and why an edit was not
+accepted.
 It starts no host; exit code 1 says that none runs.`,
 		Example: "  cordon status",
 		Args:    exactly(),
@@ -64,6 +65,23 @@ type statusDocEntry struct {
 	Listens    []string `json:"listens"`
 	Problem    string   `json:"problem,omitempty"`
 	Place      string   `json:"place"`
+	Crash      *crash   `json:"crash,omitempty"`
+}
+
+// crash is the last one of an entry.
+type crash struct {
+	Time       int64  `json:"time"`
+	Generation uint64 `json:"generation"`
+	Exit       string `json:"exit"`
+	Stderr     string `json:"stderr,omitempty"` // the last lines
+	Trace      string `json:"trace,omitempty"`  // the head of it
+}
+
+func newCrash(c *controlv1.Crash) *crash {
+	if c == nil {
+		return nil
+	}
+	return &crash{c.GetTimeMs(), c.GetGeneration(), c.GetExit(), c.GetStderr(), c.GetTrace()}
 }
 
 func newStatusDocument(r *controlv1.StatusReply) statusDocument {
@@ -75,7 +93,7 @@ func newStatusDocument(r *controlv1.StatusReply) statusDocument {
 		doc.Entries = append(doc.Entries, statusDocEntry{
 			ID: e.GetId(), Plugin: e.GetPlugin(), Version: e.GetVersion(), State: e.GetState(), Generation: e.GetGeneration(),
 			PID: e.GetPid(), Digest: e.GetDigest(), Tier: e.GetTier(), Provides: list(e.GetProvides()), Needs: list(e.GetNeeds()),
-			Tools: list(e.GetTools()), Listens: list(e.GetListens()), Problem: e.GetProblem(), Place: e.GetPlace(),
+			Tools: list(e.GetTools()), Listens: list(e.GetListens()), Problem: e.GetProblem(), Place: e.GetPlace(), Crash: newCrash(e.GetCrash()),
 		})
 	}
 	return doc
@@ -119,6 +137,22 @@ func (a *app) printStatus(r *controlv1.StatusReply) error {
 				return err
 			}
 		}
+		if err := a.printCrash(e); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// printCrash prints the last crash of an entry: all that is known while it is a problem, else that there was one.
+func (a *app) printCrash(e *controlv1.EntryStatus) error {
+	c := e.GetCrash()
+	if c == nil {
+		return nil
+	}
+	err := a.print("%s: %s: generation %d crashed at %s: %s\n", e.GetPlace(), e.GetId(), c.GetGeneration(), clock(c.GetTimeMs()), c.GetExit())
+	if c.GetTrace() != "" && !strings.Contains(e.GetProblem(), c.GetTrace()) && err == nil {
+		err = a.print("%s", indent(c.GetTrace(), "  "))
+	}
+	return err
 }
